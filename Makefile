@@ -1,0 +1,42 @@
+# make demo | test | check | lint | bench | clean. Each creates .venv and installs what it needs, once.
+
+PYTHON := $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := no-offload cpu-lru cpu-arc
+
+.PHONY: demo test check lint bench clean
+.DEFAULT_GOAL := test
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make the second time instant; they are older than these files only when the files changed.
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run
+	$(foreach name,$(DEMO),$(BIN)/kvsim run experiments/demo/$(name).yaml &&) true
+	$(BIN)/kvsim compare $(addprefix runs/demo/,$(DEMO)) -o runs/demo/comparison
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+bench: $(VENV)/.test
+	@if [ -d tests/benchmarks ]; then $(BIN)/python -m pytest tests/benchmarks -s; else echo "no benchmarks yet"; fi
+
+clean:
+	rm -rf $(VENV) runs dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Where KV blocks live on the GPU: the block pool and the block tables of requests."""

@@ -1,0 +1,100 @@
+"""KVCacheManager: the block tables of requests in one full-attention group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsim.cache.block_pool import BlockPool
+from kvsim.request import Request
+
+
+class KVCacheManager:
+    """Answers which prefix is cached and hands out the blocks of a request, over a pool.
+
+    Rules: vLLM 0.33.0 v1/core/kv_cache_manager.py and single_type_kv_cache_manager.py.
+    """
+
+    def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int, enable_caching: bool = True) -> None:
+        self.pool, self.block_size, self.max_model_len = pool, block_size, max_model_len
+        self.enable_caching = enable_caching
+        self.tables: dict[Request, list[int]] = {}
+        self._num_cached: dict[Request, int] = {}  # leading blocks of a table that carry their hash
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """Longest cached prefix. The last token is always left to compute: capped at ``num_tokens - 1``."""
+        if not self.enable_caching:
+            return []
+        return self.pool.longest_prefix(request.block_hashes, (request.num_tokens - 1) // self.block_size)
+
+    def num_blocks_to_allocate(self, request: Request, num_tokens: int, hits: Sequence[int] = ()) -> int:
+        """Blocks that would leave the free list: new ones, and hits that nobody holds now."""
+        new = -(-num_tokens // self.block_size) - len(hits) - len(self.tables.get(request, ()))
+        return max(new, 0) + self.pool.num_unreferenced(hits)
+
+    def num_remaining_blocks(self, request: Request) -> int:
+        """Blocks the request still needs for the tokens it has now."""
+        return self.num_blocks_to_allocate(request, min(request.num_tokens, self.max_model_len))
+
+    def full_sequence_fits(self, request: Request, hits: Sequence[int]) -> bool:
+        """Whether all of the request's tokens would find blocks now (scheduler_reserve_full_isl)."""
+        need = self.num_blocks_to_allocate(request, min(request.num_tokens, self.max_model_len), hits)
+        return need <= self.pool.num_free
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hits: Sequence[int] = (),
+        num_external_tokens: int = 0,
+        *,
+        delay_cache_blocks: bool = False,
+        reserved_blocks: int = 0,
+    ) -> list[int] | None:
+        """Blocks for ``num_new_tokens`` after what is computed, hit locally and loaded; None if they don't fit.
+
+        A refusal changes nothing. Otherwise, in this order: touch the hits, take blocks for the external tokens, take
+        blocks for the new tokens, give full blocks their hash (at schedule time, before they are computed), unless
+        their KV is still to be loaded (``delay_cache_blocks``).
+
+        Returns:
+            The blocks taken for the new tokens: for a running request exactly what its table gained.
+        """
+        size, pool = self.block_size, self.pool
+        computed = request.num_computed_tokens + len(hits) * size + num_external_tokens
+        computed = min(computed, self.max_model_len)
+        need_tokens = min(computed + num_new_tokens, self.max_model_len)
+        table = self.tables.get(request)
+        if table is None or hits or num_external_tokens:
+            if self.num_blocks_to_allocate(request, need_tokens, hits) > pool.num_free - reserved_blocks:
+                return None
+            table = self.tables.setdefault(request, [])
+            if hits or num_external_tokens:
+                pool.touch(hits)
+                table += hits
+                self._num_cached.setdefault(request, len(table))
+            if num_external_tokens:
+                table += pool.get_new_blocks(-(-computed // size) - len(table))
+        else:  # the common case, a running request: nothing to look up
+            missing = -(-need_tokens // size) - len(table)
+            if missing > pool.num_free - reserved_blocks:
+                return None
+        new = pool.get_new_blocks(max(-(-need_tokens // size) - len(table), 0))
+        table += new
+        if not delay_cache_blocks:
+            self.cache_blocks(request, min(computed + num_new_tokens, request.num_tokens))
+        return new
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Hash the full blocks among the first ``num_tokens``, from the first that has none."""
+        if not self.enable_caching:
+            return
+        full = num_tokens // self.block_size
+        done = self._num_cached.get(request, 0)
+        if full > done:
+            self.pool.cache_full_blocks(self.tables[request], request.block_hashes, done, full)
+            self._num_cached[request] = full
+
+    def free(self, request: Request) -> None:
+        """Give the request's blocks back, tail first, so that its tail is evicted before its head."""
+        self.pool.free_blocks(reversed(self.tables.pop(request, [])))
+        self._num_cached.pop(request, None)

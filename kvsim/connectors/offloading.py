@@ -1,0 +1,327 @@
+"""OffloadingConnector, scheduler side: KV offload to CPU memory, chunk by chunk, through an OffloadingManager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.offload.context import RequestContext
+from kvsim.offload.manager import OffloadingManager
+from kvsim.request import Request, RequestStatus
+
+Direction = Literal["load", "store"]
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One copy: GPU blocks to CPU slots or back. ``keys`` are its chunks; a load may skip the head of its first one."""
+
+    job_id: int
+    request: Request
+    direction: Direction
+    keys: list[int]
+    source: list[int]
+    destination: list[int]
+
+    @property
+    def gpu_blocks(self) -> list[int]:
+        """The side that lies in the GPU's pool: its length is what is copied."""
+        return self.source if self.direction == "store" else self.destination
+
+
+@dataclass(slots=True)
+class OffloadingMeta:
+    """Work of one step. ``flush`` = jobs that must be complete before the step's forward pass."""
+
+    loads: dict[int, Job]
+    stores: dict[int, Job]
+    flush: set[int]
+
+
+@dataclass(eq=False, slots=True)
+class _State:
+    """What the connector knows of one request."""
+
+    request: Request
+    context: RequestContext
+    table: list[int] = field(default_factory=list)  # the scheduler's own list while the request has blocks
+    jobs: set[int] = field(default_factory=set)
+    next_stored: int = 0  # chunks before this one have been offered
+    local_tokens: int = 0  # local hit at the last lookup
+    signaled: bool = False  # its end has been told to the manager
+
+
+class OffloadingConnector(KVConnector):
+    """One full-attention group, asynchronous loads, stores deferred by a step.
+
+    Rules: vLLM 0.33.0 distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py.
+    """
+
+    def __init__(
+        self,
+        manager: OffloadingManager,
+        *,
+        block_size: int,
+        block_size_factor: int = 1,
+        offload_prompt_only: bool = True,
+        enable_caching: bool = True,
+    ) -> None:
+        self.manager, self.block_size, self.factor = manager, block_size, block_size_factor
+        self.chunk_tokens = block_size * block_size_factor
+        self.offload_prompt_only = offload_prompt_only
+        self.lookups_are_pure = manager.lookups_are_pure
+        self.num_load_jobs = self.num_store_jobs = 0
+        self._states: dict[Request, _State] = {}
+        self._jobs: dict[int, Job] = {}
+        self._next_job_id = 0
+        self._loads: dict[int, Job] = {}  # planned in this step
+        self._loading: set[int] | None = set() if enable_caching else None  # keys on their way to the GPU
+        self._allocated: list[list[int]] = []  # GPU blocks handed out in this step
+        self._watched: dict[int, set[int]] = {}  # GPU block of a finished request -> its pending stores
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """Lookups depend on the manager's contents and on what is being loaded, which changes it too."""
+        return self.manager.epoch
+
+    # -- looking
+    def on_new_request(self, request: Request) -> None:
+        self._states[request] = _State(request, RequestContext(request.request_id))
+
+    def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
+        state = self._states[request]
+        state.table, state.next_stored = [], 0  # after a preemption everything is offered again
+        if state.jobs:  # transfers of an earlier life are in flight
+            return None, False
+        self._extend_keys(state)
+        state.local_tokens = num_local_tokens
+        tokens = self._lookup(state)
+        return tokens, bool(tokens)
+
+    def _extend_keys(self, state: _State) -> None:
+        """A chunk's key is the hash of its last block."""
+        factor, known = self.factor, len(state.context.keys)
+        hashes = state.request.block_hashes
+        if len(hashes) // factor > known:
+            state.context.extend(hashes[known * factor + factor - 1 :: factor])
+
+    def _lookup(self, state: _State) -> int | None:
+        """Loadable tokens after the local hit; None = ask again next step."""
+        chunk, context, local = self.chunk_tokens, state.context, state.local_tokens
+        first, last = local // chunk, len(context.keys)
+        if last * chunk - local < chunk:
+            return 0
+        hit = self.manager.lookup_prefix(context, first, last)
+        if hit.chunks == 0:
+            return 0
+        if hit.pending:
+            return None
+        tokens = (first + hit.chunks) * chunk - local
+        if tokens < chunk:
+            return 0
+        if self._loading and not self._loading.isdisjoint(context.keys[first : first + hit.chunks]):
+            return None  # somebody is loading these blocks: wait, and hit them on the GPU
+        return tokens
+
+    # -- planning
+    def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
+        self._allocated.append(table)
+        if num_external_tokens == 0:
+            return
+        state = self._states[request]
+        end_tokens = state.local_tokens + num_external_tokens
+        first, last = state.local_tokens // self.chunk_tokens, end_tokens // self.chunk_tokens
+        state.next_stored = last  # the loaded prefix needs no store
+        slots = self.manager.prepare_load(state.context, first, last)
+        blocks = table[state.local_tokens // self.block_size : end_tokens // self.block_size]
+        keys = state.context.keys[first:last]  # a chunk that is only partly local is pinned whole
+        job = self._new_job(state, "load", keys, slots, blocks)
+        self._loads[job.job_id] = job
+        self.num_load_jobs += 1
+        if self._loading is not None:
+            self._loading.update(keys)
+
+    def _new_job(
+        self, state: _State, direction: Direction, keys: list[int], source: list[int], destination: list[int]
+    ) -> Job:
+        job = Job(self._next_job_id, state.request, direction, keys, source, destination)
+        self._next_job_id += 1
+        self._jobs[job.job_id] = job
+        state.jobs.add(job.job_id)
+        return job
+
+    def build_connector_meta(self, output: SchedulerOutput) -> OffloadingMeta:
+        """In order: block updates, flush set, stores, end of the requests that finished, end of the step."""
+        self._take_block_updates(output)
+        flush: set[int] = set()
+        for request in output.preempted:
+            flush.update(self._states[request].jobs - self._loads.keys())
+        if self._watched:  # a block with a pending store has been handed out again: copy it first
+            for block in set().union(*self._allocated) & self._watched.keys():
+                flush |= self._watched[block]
+        meta = OffloadingMeta(self._loads, self._plan_stores(output, flush), flush)
+        for request in output.finished:
+            state = self._states[request]
+            state.signaled = True
+            self.manager.on_request_finished(state.context)
+            self._forget_if_over(state)
+        self._loads, self._allocated = {}, []
+        self.manager.on_schedule_end()
+        return meta
+
+    def _take_block_updates(self, output: SchedulerOutput) -> None:
+        for request, table in output.tables.items():
+            self._states[request].table = table
+            self._allocated.append(table)
+        self._allocated += output.new_blocks.values()
+        for request in output.num_scheduled_tokens:
+            self._extend_keys(self._states[request])
+
+    def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
+        """Requests and how many of their tokens are computed after this step, in the order of planning."""
+        for request, tokens in output.num_scheduled_tokens.items():
+            yield request, request.num_computed_tokens + tokens
+        for request in output.finished:  # the last sampled token has no KV
+            yield request, max(request.num_prompt_tokens, request.num_tokens - 1)
+
+    def _plan_stores(self, output: SchedulerOutput, flush: set[int]) -> dict[int, Job]:
+        stores: dict[int, Job] = {}
+        factor = self.factor
+        for request, computed in self._store_candidates(output):
+            state = self._states[request]
+            limit = min(computed, request.num_tokens)
+            if self.offload_prompt_only:
+                limit = min(limit, request.num_prompt_tokens)
+            first, last = state.next_stored, limit // self.chunk_tokens
+            positions: list[int] = []
+            if last > first:
+                plan = self.manager.prepare_store(state.context, first, last)
+                if plan is None:  # no room: the same chunks are offered again next step
+                    continue
+                positions = plan.positions
+            self._advance(state, last)
+            if not positions:
+                continue
+            table, keys = state.table, state.context.keys
+            source = [block for i in positions for block in table[i * factor : (i + 1) * factor]]
+            job = self._new_job(state, "store", [keys[i] for i in positions], source, plan.slot_ids)
+            stores[job.job_id] = job
+            self.num_store_jobs += 1
+            self._on_store_planned(state, job, flush)
+        return stores
+
+    def _advance(self, state: _State, last: int) -> None:
+        state.next_stored = max(state.next_stored, last)
+
+    def _on_store_planned(self, state: _State, job: Job, flush: set[int]) -> None:
+        """A finished request's blocks are free already: watch them, and copy at once what this step hands out."""
+        if state.request.status is RequestStatus.FINISHED:
+            handed_out = set().union(*self._allocated)
+            for block in job.source:
+                self._watched.setdefault(block, set()).add(job.job_id)
+                if block in handed_out:
+                    flush.add(job.job_id)
+
+    # -- ending
+    def request_finished(self, request: Request, table: list[int]) -> None:
+        state = self._states[request]
+        self._extend_keys(state)
+        self._watch(state)
+
+    def _watch(self, state: _State) -> None:
+        for job_id in state.jobs:
+            for block in self._jobs[job_id].source:
+                self._watched.setdefault(block, set()).add(job_id)
+
+    def update_connector_output(self, output: WorkerOutput) -> None:
+        for job_id in output.jobs:
+            job = self._jobs.pop(job_id)
+            state = self._states[job.request]
+            if job.direction == "store":
+                self.manager.complete_store(job.keys)
+                if job.request.status is RequestStatus.FINISHED:
+                    self._unwatch(job)
+            else:
+                self.manager.complete_load(job.keys)
+                if self._loading is not None:
+                    self._loading.difference_update(job.keys)
+            state.jobs.remove(job_id)
+            self._forget_if_over(state)
+
+    def _unwatch(self, job: Job) -> None:
+        for block in job.source:
+            waiting = self._watched[block]
+            waiting.discard(job.job_id)
+            if not waiting:
+                del self._watched[block]
+
+    def _forget_if_over(self, state: _State) -> None:
+        if state.signaled and not state.jobs:
+            del self._states[state.request]
+
+    def may_defer(self) -> bool:
+        return bool(self._jobs)  # nothing being written, nothing being loaded
+
+    def has_pending_work(self) -> bool:
+        return bool(self._jobs) or self.manager.has_pending_work()
+
+    def check(self, *, at_end: bool) -> None:
+        self.manager.check()
+        if at_end:
+            assert not self._jobs and not self._watched and not self._loading, "copies are still in flight"
+            pinned = sum(slot.ref_count != 0 for slot in self.manager.slots.values())
+            assert pinned == 0, f"{pinned} CPU chunks are still pinned"
+
+
+class OffloadingConnector023(OffloadingConnector):
+    """0.23.0: touches at every lookup, one store offer per chunk, no store after the end, a flush when all is over."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
+        state = self._states[request]
+        state.table = []
+        self._extend_keys(state)
+        state.local_tokens = num_local_tokens
+        tokens = self._lookup(state)
+        self.manager.touch(state.context)  # all keys of the request, whatever the answer
+        return tokens, bool(tokens)
+
+    def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
+        if num_external_tokens:
+            super().update_state_after_alloc(request, table, num_external_tokens)
+
+    def build_connector_meta(self, output: SchedulerOutput) -> OffloadingMeta:
+        """In order: block updates, end of the step for the manager, flush set, stores (never flushed at once)."""
+        self._take_block_updates(output)
+        self.manager.on_schedule_end()
+        flush: set[int] = set()
+        for request in output.preempted:
+            flush |= self._states[request].jobs
+        if self._watched:
+            for block in set().union(*self._allocated) & self._watched.keys():
+                flush |= self._watched[block]
+        if self._states and all(s.request.status is RequestStatus.FINISHED for s in self._states.values()):
+            flush |= self._jobs.keys()
+        meta = OffloadingMeta(self._loads, self._plan_stores(output, flush), flush)
+        self._loads, self._allocated = {}, []
+        return meta
+
+    def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
+        for request, tokens in output.num_scheduled_tokens.items():
+            yield request, request.num_computed_tokens + tokens
+
+    def _advance(self, state: _State, last: int) -> None:
+        state.next_stored = last  # may go back: a preempted request computes its prefix again
+
+    def _on_store_planned(self, state: _State, job: Job, flush: set[int]) -> None:
+        self.manager.touch(state.context)
+
+    def request_finished(self, request: Request, table: list[int]) -> None:
+        state = self._states[request]
+        state.signaled = True
+        self._forget_if_over(state)
+        self._watch(state)
+
+    def has_pending_work(self) -> bool:
+        return False

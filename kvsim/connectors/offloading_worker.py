@@ -1,0 +1,92 @@
+"""OffloadingConnector, worker side: when copies are submitted, and what the step has to wait for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvsim.connectors.base import WorkerOutput
+from kvsim.connectors.offloading import Job, OffloadingMeta
+
+
+class Copier(Protocol):
+    """Whatever moves the bytes: a timed link, or a clock that counts steps. Jobs of a direction finish in order."""
+
+    def submit(self, job: Job) -> None:
+        """Queue the copy behind those of its direction."""
+        ...
+
+    def flush(self, job: Job) -> None:
+        """The engine is going to wait for this job."""
+        ...
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the copy is complete now."""
+        ...
+
+
+class OffloadingWorker:
+    """Stores planned in one step are submitted at the start of the next, behind its forward pass; loads at once.
+
+    Rules: vLLM 0.33.0 distributed/kv_transfer/kv_connector/v1/offloading/worker.py. 0.33.0 starts loads after it has
+    launched the forward pass; the launch takes host time that nobody has published, so both start together here.
+    """
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self._deferred: dict[int, Job] = {}
+        self._in_flight: dict[int, Job] = {}  # in order of submission
+
+    def handle_preemptions(self, meta: OffloadingMeta) -> list[int]:
+        """Submit the deferred stores, and this step's own that must be flushed; returns the jobs to wait for."""
+        for job_id in meta.flush:
+            if (own := meta.stores.pop(job_id, None)) is not None:
+                self._deferred[job_id] = own
+        self._submit(self._deferred)
+        waiting = sorted(job_id for job_id in meta.flush if job_id in self._in_flight)
+        for job_id in waiting:
+            self._copier.flush(self._in_flight[job_id])
+        self._deferred = meta.stores
+        return waiting
+
+    def start_load_kv(self, meta: OffloadingMeta) -> None:
+        """Submit this step's loads."""
+        self._submit(meta.loads)
+
+    def _submit(self, jobs: dict[int, Job]) -> None:
+        for job in jobs.values():
+            self._in_flight[job.job_id] = job
+            self._copier.submit(job)
+
+    def is_done(self, job_id: int) -> bool:
+        """True for jobs that are complete, and for jobs that were reported already."""
+        job = self._in_flight.get(job_id)
+        return job is None or self._copier.is_done(job)
+
+    def has_finished(self) -> bool:
+        """Whether a job has finished that was not reported yet."""
+        return any(self._copier.is_done(job) for job in self._in_flight.values())
+
+    def get_finished(self) -> WorkerOutput:
+        """Jobs complete since the last call, in the order of their submission."""
+        output = WorkerOutput()
+        if self._in_flight:
+            output.jobs = [job_id for job_id, job in self._in_flight.items() if self._copier.is_done(job)]
+            for job_id in output.jobs:
+                job = self._in_flight.pop(job_id)
+                if job.direction == "load":
+                    output.received.append(job.request)
+        return output
+
+    def is_idle(self) -> bool:
+        """Nothing in flight, nothing deferred."""
+        return not self._in_flight and not self._deferred
+
+
+class OffloadingWorker023(OffloadingWorker):
+    """0.23.0: a store is never submitted in the step that plans it, flush or not."""
+
+    def handle_preemptions(self, meta: OffloadingMeta) -> list[int]:
+        own = {job_id: job for job_id, job in meta.stores.items() if job_id in meta.flush}
+        if own:
+            meta = OffloadingMeta(meta.loads, meta.stores, meta.flush - own.keys())
+        return super().handle_preemptions(meta)

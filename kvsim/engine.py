@@ -1,0 +1,176 @@
+"""One vLLM instance as a SimPy process: the step loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
+
+import simpy
+
+from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
+from kvsim.request import Request
+from kvsim.scheduler import Scheduler
+
+# Order of events at one instant. SimPy's own are 0 (urgent) and 1 (normal): arrivals and ends of copies come first,
+# then the ends of steps (and what follows from them), then the decisions about the next steps.
+STEP_END_PRIORITY = 2
+SCHEDULE_PRIORITY = 3
+
+
+class StepTime(Protocol):
+    """How long a forward pass takes (see `kvsim.steptime`)."""
+
+    def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
+        """``prefill``: (new tokens, tokens before them); ``decode``: context of each request with one new token."""
+        ...
+
+
+class EngineObserver:
+    """Told what happens, when it happens. Does nothing; override what you need."""
+
+    def on_step_scheduled(self, output: SchedulerOutput) -> None:
+        """A step was decided; the clock stands at its start."""
+
+    def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
+        """A step is over; the clock stands at its end."""
+
+    def on_stall(self, waited_ns: int) -> None:
+        """Nothing was computed for so long although requests exist."""
+
+
+class Engine:
+    """Schedule, move KV, compute, report; again.
+
+    With nothing to compute, the engine waits for an event (an arrival, the end of a copy): the real one spins on
+    empty steps at host speed, which is not time here. Under a step clock (``empty_step``) an empty step lasts as
+    long as any other.
+
+    Args:
+        empty_step: duration of a step without tokens; None = wait for the next event.
+        check_every_step: raise AssertionError at the first step after which blocks leak or books disagree.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        step_time: StepTime,
+        worker: ConnectorWorker | None = None,
+        *,
+        observer: EngineObserver | None = None,
+        empty_step: int | None = None,
+        check_every_step: bool = False,
+    ) -> None:
+        self.env, self.scheduler, self.worker = env, scheduler, worker
+        self._step_time = step_time
+        self._observer = observer or EngineObserver()
+        self._empty_step = empty_step
+        self._check_every_step = check_every_step
+        self._ended: dict[Request, simpy.Event] = {}
+        self._wake: simpy.Event | None = None
+        self._empty_steps = 0  # in a row
+        self.process = env.process(self._run())
+
+    def submit(self, request: Request) -> simpy.Event:
+        """A request arrives now. The event fires when it has ended."""
+        self.scheduler.add_request(request)
+        ended = self._ended[request] = self.env.event()
+        self.notify()
+        return ended
+
+    def notify(self) -> None:
+        """Something has happened that a waiting engine should look at."""
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            yield self._pause(0, SCHEDULE_PRIORITY)
+            if self.scheduler.has_requests():
+                yield from self._step()
+            else:
+                yield from self._wait()
+
+    def _pause(self, delay: int, priority: int = STEP_END_PRIORITY) -> simpy.Event:
+        return event_at(self.env, delay, priority)
+
+    def _wait(self) -> Generator[simpy.Event, Any, None]:
+        self._wake = self.env.event()
+        yield self._wake
+
+    def _step(self) -> Generator[simpy.Event, Any, None]:
+        scheduler, worker = self.scheduler, self.worker
+        output = scheduler.schedule()
+        self._observer.on_step_scheduled(output)
+        if worker is not None:
+            flushed = worker.handle_preemptions(output.connector_meta)
+            if flushed:
+                yield from self._wait_for(worker, flushed)
+            worker.start_load_kv(output.connector_meta)
+        if output.num_scheduled_tokens:
+            self._empty_steps = 0
+            yield self._pause(self._step_time.step_ns(*batch_of(output)))
+        else:
+            yield from self._empty(output)
+        worker_output = None if worker is None else worker.get_finished()
+        ended = scheduler.update_from_output(output, worker_output)
+        self._observer.on_step_done(output, worker_output, ended)
+        if self._check_every_step:
+            scheduler.check()
+        for request in ended:
+            self._ended.pop(request).succeed(request)
+
+    def _wait_for(self, worker: ConnectorWorker, jobs: list[int]) -> Generator[simpy.Event, Any, None]:
+        started = self.env.now
+        while not all(map(worker.is_done, jobs)):
+            yield from self._wait()
+        self._observer.on_stall(self.env.now - started)
+
+    def _empty(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
+        """A step without tokens. The second in a row changes nothing any more: wait for the world to move."""
+        self._empty_steps += 1
+        if self._empty_step is not None:
+            yield self._pause(self._empty_step)
+        elif (
+            self._empty_steps > 1
+            and not output.preempted
+            and self.scheduler.has_requests()
+            and not (self.worker is not None and self.worker.has_finished())
+        ):
+            started = self.env.now
+            yield from self._wait()
+            yield self._pause(0)
+            if self.scheduler.requests:
+                self._observer.on_stall(self.env.now - started)
+
+
+def event_at(env: simpy.Environment, delay: int, priority: int) -> simpy.Event:
+    """An event that fires after ``delay``, at its place among the events of that instant."""
+    event = env.event()
+    event._ok, event._value = True, None
+    env.schedule(event, priority=priority, delay=delay)
+    return event
+
+
+def batch_of(output: SchedulerOutput) -> tuple[list[tuple[int, int]], list[int]]:
+    """The step's forward pass: (new tokens, tokens before them) of prefills, contexts of single-token requests."""
+    prefill: list[tuple[int, int]] = []
+    decode: list[int] = []
+    for request, tokens in output.num_scheduled_tokens.items():
+        if tokens == 1:
+            decode.append(request.num_computed_tokens)  # schedule() has counted the new token already
+        else:
+            prefill.append((tokens, request.num_computed_tokens - tokens))
+    return prefill, decode
+
+
+def stuck_requests(scheduler: Scheduler) -> list[tuple[Request, str]]:
+    """Requests that nothing will move any more, each with what it waits for."""
+    kv, free = scheduler.kv, scheduler.kv.pool.num_free
+    stuck: list[tuple[Request, str]] = []
+    for request in scheduler.requests:
+        held = len(kv.tables.get(request, ()))
+        need = kv.num_remaining_blocks(request)
+        stuck.append((request, f"holds {held} blocks, needs {need} more, {free} of {kv.pool.num_blocks - 1} are free"))
+    return stuck

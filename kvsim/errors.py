@@ -1,0 +1,10 @@
+"""The one exception that a user ever sees."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something the user can mend: one line naming file, line or field, the value found and what was expected.
+
+    The command line prints it as ``error: <message>`` and exits with code 2; the Python API raises it.
+    """

@@ -1,0 +1,118 @@
+"""Copy streams between GPU and host, on SimPy, in integer nanoseconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import simpy
+
+LinkDirection = Literal["h2d", "d2h"]
+
+SOLO_PPM = 1_000_000  # speed of a stream that has the link to itself, in parts per million
+
+
+class Transfer:
+    """A copy job on its way. ``work`` = nanoseconds alone on the link, times `SOLO_PPM`."""
+
+    __slots__ = ("finished_ns", "num_bytes", "submitted_ns", "work")
+
+    def __init__(self, solo_ns: int, num_bytes: int, now_ns: int) -> None:
+        self.work = solo_ns * SOLO_PPM
+        self.num_bytes = num_bytes
+        self.submitted_ns = now_ns
+        self.finished_ns = -1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last byte has arrived."""
+        return self.finished_ns >= 0
+
+
+class DuplexLink:
+    """One copy stream per direction, each first in first out, over one link.
+
+    While only one direction is busy it runs at full speed; while both are, each runs at its share. A transfer is a
+    fluid: whenever the other direction starts or stops, the rest of it is stretched or squeezed. All TP ranks move
+    their shards at once over their own links, so one link stands for all of them; bytes are counted for all.
+
+    Args:
+        shared_ppm: speed of (h2d, d2h) in parts per million of full speed while both are busy.
+        on_finish: called after each finished transfer.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, shared_ppm: tuple[int, int], on_finish: Callable[[], None] | None = None
+    ) -> None:
+        self._env, self._on_finish = env, on_finish
+        self._shared: dict[LinkDirection, int] = {"h2d": shared_ppm[0], "d2h": shared_ppm[1]}
+        self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": deque(), "d2h": deque()}
+        self._updated_ns = 0
+        self._plan = 0  # number of the latest wake-up; older ones are void
+        self.bytes: dict[LinkDirection, int] = {"h2d": 0, "d2h": 0}  # of finished transfers
+        self._busy_ns: dict[LinkDirection, int] = {"h2d": 0, "d2h": 0}
+
+    def submit(self, direction: LinkDirection, solo_ns: int, num_bytes: int) -> Transfer:
+        """Queue a copy that would take ``solo_ns`` alone on the link."""
+        transfer = Transfer(solo_ns, num_bytes, self._env.now)
+        self._advance()
+        self._queues[direction].append(transfer)
+        if solo_ns == 0 and len(self._queues[direction]) == 1:
+            self._retire()
+        self._wake_at_next_finish()
+        return transfer
+
+    def busy_ns(self, direction: LinkDirection) -> int:
+        """Time during which this direction was moving bytes, up to now."""
+        running = self._env.now - self._updated_ns if self._queues[direction] else 0
+        return self._busy_ns[direction] + running
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing queued in either direction."""
+        return not self._queues["h2d"] and not self._queues["d2h"]
+
+    def _rate(self, direction: LinkDirection) -> int:
+        other: LinkDirection = "d2h" if direction == "h2d" else "h2d"
+        return self._shared[direction] if self._queues[other] else SOLO_PPM
+
+    def _advance(self) -> None:
+        """Bring the heads of both queues up to now, at the rates that held since the last change."""
+        now = self._env.now
+        elapsed = now - self._updated_ns
+        if elapsed:
+            rates = {direction: self._rate(direction) for direction in self._queues}
+            for direction, queue in self._queues.items():
+                if queue:
+                    queue[0].work -= elapsed * rates[direction]
+                    self._busy_ns[direction] += elapsed
+            self._updated_ns = now
+
+    def _retire(self) -> bool:
+        retired = False
+        for direction, queue in self._queues.items():
+            while queue and queue[0].work <= 0:
+                transfer = queue.popleft()
+                transfer.finished_ns = self._env.now
+                self.bytes[direction] += transfer.num_bytes
+                retired = True
+        return retired
+
+    def _wake_at_next_finish(self) -> None:
+        self._plan += 1
+        delays = [-(-queue[0].work // self._rate(direction)) for direction, queue in self._queues.items() if queue]
+        if delays:
+            plan = self._plan
+            timeout = self._env.timeout(min(delays))
+            assert timeout.callbacks is not None
+            timeout.callbacks.append(lambda _event: self._on_wake(plan))
+
+    def _on_wake(self, plan: int) -> None:
+        if plan != self._plan:
+            return  # the rates have changed since
+        self._advance()
+        retired = self._retire()
+        self._wake_at_next_finish()
+        if retired and self._on_finish is not None:
+            self._on_finish()

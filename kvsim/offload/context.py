@@ -1,0 +1,30 @@
+"""What the ledgers remember about a request: its keys, and what it has done with each of them."""
+
+from __future__ import annotations
+
+# Marks of one key, by position in the request.
+SEEN = 1  # stored, loaded, or found present when offered
+INSERTED = 2  # this request put it there
+REUSED = 4  # it was there already, thanks to somebody else
+MISSED = 8  # this request reported it missing (once)
+
+
+class RequestContext:
+    """One request, as offloading managers and policies see it.
+
+    ``keys[i]`` names chunk ``i`` of the request (the hash of its last block, hence of everything before it);
+    a key has the same position in every request that has it. ``marks[i]`` holds the flags above.
+    """
+
+    __slots__ = ("keys", "marks", "rank", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.keys: list[int] = []
+        self.marks = bytearray()
+        self.rank = -1  # recency of the request's first access; -1 = none yet (LRU)
+
+    def extend(self, keys: list[int]) -> None:
+        """Append the keys of chunks that the request has gained."""
+        self.keys += keys
+        self.marks.extend(bytes(len(keys)))

@@ -1,0 +1,1 @@
+"""Eviction policies, one file each, all with the methods of `EvictionPolicy` in the same order."""

@@ -1,0 +1,136 @@
+"""Least recently used, as vLLM's CPU tier does it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+
+from kvsim.offload.context import SEEN, RequestContext
+from kvsim.offload.policies.base import EvictionPolicy
+from kvsim.offload.slot import Slots
+
+
+class LruPolicy(EvictionPolicy):
+    """Recency per request (0.33.0).
+
+    Every key belongs to a *group*, and groups are ordered by rank, a growing number. While a request lives, all it
+    inserts or is seen to use sits in the group of its first access; when it ends, its resident keys move to a new
+    group, the most recent of all. Within a group the tail of the prefix goes first.
+    Rule: vLLM 0.33.0 v1/kv_offload/cpu/policies/lru.py (rank = (request's rank, -position); fresh ranks at the end).
+    """
+
+    def __init__(self, capacity: int, slots: Slots) -> None:
+        super().__init__(capacity, slots)
+        self._groups: dict[int, dict[int, int]] = {}  # rank -> {key: position}, positions mostly ascending
+        self._unsorted: set[int] = set()  # ranks whose group has to be sorted before it is read
+        self._last_rank = 0
+
+    def insert(self, context: RequestContext, position: int) -> None:
+        key = context.keys[position]
+        rank = self._request_rank(context)
+        self.slots[key].rank = rank
+        self._join(rank, key, position)
+
+    def evict(self, count: int, protected: Collection[int]) -> list[int] | None:
+        chosen: list[int] = []
+        for rank, group in self._groups.items():
+            if rank in self._unsorted:
+                self._unsorted.remove(rank)
+                ordered = sorted(group.items(), key=lambda item: item[1])
+                group.clear()
+                group.update(ordered)
+            for key in reversed(group):
+                if self.is_evictable(key, protected):
+                    chosen.append(key)
+                    if len(chosen) == count:
+                        break
+            if len(chosen) == count:
+                break
+        else:
+            return None
+        for key in chosen:
+            self._leave(self.slots[key].rank, key)
+        return chosen
+
+    def on_access(self, context: RequestContext, positions: Iterable[int]) -> None:
+        rank = self._request_rank(context)
+        keys, slots = context.keys, self.slots
+        for position in positions:
+            key = keys[position]
+            slot = slots.get(key)
+            if slot is not None and slot.rank < rank:  # raised, never lowered
+                self._leave(slot.rank, key)
+                slot.rank = rank
+                self._join(rank, key, position)
+
+    def on_request_finished(self, context: RequestContext) -> None:
+        rank = self._next_rank()
+        groups, slots = self._groups, self.slots
+        fresh: dict[int, int] = {}
+        for position, (key, mark) in enumerate(zip(context.keys, context.marks, strict=True)):
+            if mark & SEEN and (slot := slots.get(key)) is not None:
+                old = groups[slot.rank]
+                del old[key]
+                if not old:
+                    del groups[slot.rank]
+                slot.rank = rank
+                fresh[key] = position
+        if fresh:
+            groups[rank] = fresh
+
+    def _next_rank(self) -> int:
+        self._last_rank += 1
+        return self._last_rank
+
+    def _request_rank(self, context: RequestContext) -> int:
+        """Taken at the request's first access."""
+        if context.rank < 0:
+            context.rank = self._next_rank()
+        return context.rank
+
+    def _join(self, rank: int, key: int, position: int) -> None:
+        group = self._groups.get(rank)
+        if group is None:
+            group = self._groups[rank] = {}
+            if rank != self._last_rank:  # the rank is older than the youngest group: back to its place
+                self._groups = dict(sorted(self._groups.items()))
+        elif rank not in self._unsorted and group and group[next(reversed(group))] > position:
+            self._unsorted.add(rank)
+        group[key] = position
+
+    def _leave(self, rank: int, key: int) -> None:
+        group = self._groups[rank]
+        del group[key]
+        if not group:
+            del self._groups[rank]
+            self._unsorted.discard(rank)
+
+
+class LruPolicy023(EvictionPolicy):
+    """One list, touched key by key (0.23.0): after every lookup and store, the head of the prefix last."""
+
+    def __init__(self, capacity: int, slots: Slots) -> None:
+        super().__init__(capacity, slots)
+        self._order: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    def insert(self, context: RequestContext, position: int) -> None:
+        self._order[context.keys[position]] = None
+
+    def evict(self, count: int, protected: Collection[int]) -> list[int] | None:
+        chosen: list[int] = []
+        for key in self._order:
+            if self.is_evictable(key, protected):
+                chosen.append(key)
+                if len(chosen) == count:
+                    break
+        else:
+            return None
+        for key in chosen:
+            del self._order[key]
+        return chosen
+
+    def touch(self, keys: list[int]) -> None:
+        order = self._order
+        for key in reversed(keys):
+            if key in order:
+                order.move_to_end(key)

@@ -1,0 +1,1 @@
+"""Runs made readable: terminal tables, plots and self-contained HTML pages, from run folders alone."""

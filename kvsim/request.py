@@ -1,0 +1,100 @@
+"""A request as the scheduler sees it: how long it is, how far it is computed, and what its blocks contain."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kvsim.chain import BlockIds, Chain
+
+
+class RequestStatus(IntEnum):
+    """vLLM's states, as far as the scheduler tells them apart."""
+
+    WAITING = 0
+    WAITING_FOR_REMOTE_KVS = 1  # parked: blocks allocated, KV on its way
+    RUNNING = 2
+    PREEMPTED = 3
+    FINISHED = 4
+
+
+class Content(Protocol):
+    """What a request's tokens are, known only through the hashes of its full blocks."""
+
+    def block_hashes(self, first: int, last: int) -> list[int]:
+        """Hashes of blocks ``first .. last-1``; equal exactly where the whole prefix up to there is equal."""
+        ...
+
+
+class ChainContent:
+    """Content of a trace's request: a shared chain, then tokens that nobody else will ever have.
+
+    The private part holds the prompt's tail without trace ids and the generated tokens that do not come back.
+    """
+
+    def __init__(self, chain: Chain, block_ids: BlockIds, block_size: int, total_tokens: int) -> None:
+        self._chain, self._block_ids = chain, block_ids
+        self._shared_blocks = chain.num_tokens // block_size
+        self._private = block_ids.private(max(total_tokens // block_size - self._shared_blocks, 0))
+
+    def block_hashes(self, first: int, last: int) -> list[int]:
+        """See `Content`."""
+        shared = self._shared_blocks
+        if last <= shared:
+            return self._block_ids.of(self._chain, first, last)
+        private = self._private - shared
+        if first >= shared:
+            return list(range(private + first, private + last))
+        return self._block_ids.of(self._chain, first, shared) + list(range(private + shared, private + last))
+
+
+class Request:
+    """One prompt with its generated tokens.
+
+    ``arrival`` is a number on the engine's clock (nanoseconds, or steps under a step clock); it orders priorities.
+    """
+
+    __slots__ = (
+        "arrival", "block_hashes", "block_size", "content", "max_tokens", "num_computed_tokens",
+        "num_preemptions", "num_prompt_tokens", "num_tokens", "priority", "request_id", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        content: Content,
+        *,
+        block_size: int,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        arrival: int,
+        priority: int = 0,
+    ) -> None:
+        self.request_id, self.content, self.block_size = request_id, content, block_size
+        self.num_prompt_tokens, self.max_tokens = num_prompt_tokens, max_tokens
+        self.priority, self.arrival = priority, arrival
+        self.num_tokens = num_prompt_tokens
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.status = RequestStatus.WAITING
+        self.block_hashes: list[int] = content.block_hashes(0, num_prompt_tokens // block_size)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    def append_output_token(self) -> None:
+        """One sampled token; a block that it fills gets its hash."""
+        self.num_tokens += 1
+        if self.num_tokens % self.block_size == 0:
+            full = self.num_tokens // self.block_size
+            self.block_hashes += self.content.block_hashes(full - 1, full)
+
+    def __lt__(self, other: Request) -> bool:
+        # vLLM 0.33.0 v1/request.py: smaller priority first, then earlier arrival, then the id as a string.
+        return (self.priority, self.arrival, self.request_id) < (other.priority, other.arrival, other.request_id)
+
+    def __repr__(self) -> str:
+        return f"<{self.request_id} {self.status.name} {self.num_computed_tokens}/{self.num_tokens} tokens>"

@@ -1,0 +1,189 @@
+"""What a careful reader would notice in a summary, said in plain language.
+
+Each rule looks at one thing and gives one sentence: what was found, with its numbers, and what it means. The
+thresholds are our own judgement of when a reader would want to be told; none of them changes a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+GIB = 2**30
+
+PREEMPTED_SHARE = 0.05
+CANNOT_STORE_SHARE = 0.10
+SMALL_EXTERNAL_SHARE = 0.02
+HIGH_LOCAL_SHARE = 0.50
+NOT_FULL_SHARE = 0.80
+STALL_SHARE = 0.05
+BUSY_LINK_SHARE = 0.90
+LONG_QUEUE_MS = 1000.0
+FEW_REQUESTS = 100
+
+Summary = Mapping[str, Any]
+
+
+def warnings(summary: Summary) -> list[str]:
+    """Plain-language findings about what :func:`kvsim.results.summary.summarize` made, gravest first."""
+    if not summary["requests"]["arrived"]:
+        return ["No request arrived: the trace is empty or the run ended before the first arrival."]
+    return [line for rule in _RULES for line in rule(summary)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _unfinished(summary: Summary) -> list[str]:
+    found = []
+    counts = summary["requests"]
+    arrived = counts["arrived"]
+    what = {
+        "rejected": "were rejected",
+        "failed": "failed",
+        "stuck": "had not ended when the run ended",
+    }
+    for status, verb in what.items():
+        if not counts[status]:
+            continue
+        reasons = counts["reasons"][status]
+        reason, times = next(iter(reasons.items()))
+        why = f"reason: {reason}" if len(reasons) == 1 else f"most common reason, {times} times: {reason}"
+        share = _percent(counts[status] / arrived)
+        found.append(f"{counts[status]:,} of {arrived:,} requests ({share}) {verb} ({why}).")
+    if found and counts["finished"]:
+        found.append("Latency and throughput count finished requests only.")
+    if not counts["finished"]:
+        found.append("No request finished: there is no latency and no throughput to report.")
+    return found
+
+
+def _preempted(summary: Summary) -> list[str]:
+    preempted, admitted = summary["preemptions"]["requests"], summary["requests"]["admitted"]
+    if not admitted or preempted / admitted < PREEMPTED_SHARE:
+        return []
+    return [
+        (
+            f"{preempted} of {admitted} admitted requests ({_percent(preempted / admitted)}) were preempted: "
+            "the GPU KV cache is too small for what runs at once. Fewer concurrent sequences or more GPU KV "
+            "memory would help."
+        )
+    ]
+
+
+def _queued(summary: Summary) -> list[str]:
+    queue, ttft = summary["latency"]["queue_ms"]["p50"], summary["latency"]["ttft_ms"]["p50"]
+    if queue is None or ttft is None or queue < LONG_QUEUE_MS or queue < ttft / 2:
+        return []
+    return [
+        (
+            f"Half of the requests waited {queue / 1000:.1f} s or more to be scheduled: the instance is "
+            "overloaded, and TTFT measures the queue more than the cache."
+        )
+    ]
+
+
+def _few(summary: Summary) -> list[str]:
+    finished = summary["requests"]["finished"]
+    if not 0 < finished < FEW_REQUESTS:
+        return []
+    return [f"Only {finished} requests finished: P99 rests on one or two of them."]
+
+
+def _gpu_enough(summary: Summary) -> list[str]:
+    if not summary["tiers"]["cpu"]["capacity_blocks"] or summary["tiers"]["gpu"]["evicted_blocks"] != 0:
+        return []
+    if summary["preemptions"]["count"] or summary["hit_rate"]["external_hit_tokens"]:
+        return []
+    return ["The GPU KV cache never evicted a block, so offloading had nothing to bring back on this load."]
+
+
+def _small_gain(summary: Summary) -> list[str]:
+    cpu, hits = summary["tiers"]["cpu"], summary["hit_rate"]
+    if not cpu["capacity_blocks"] or hits["external"] is None or hits["external"] >= SMALL_EXTERNAL_SHARE:
+        return []
+    if _gpu_enough(summary):
+        return []  # said already
+    external, local = _percent(hits["external"]), _percent(hits["local"])
+    if hits["local"] >= HIGH_LOCAL_SHARE:
+        return [
+            (
+                f"Offloading gains little: the GPU cache alone serves {local} of the prompt tokens, the "
+                f"offload tier adds {external}."
+            )
+        ]
+    if cpu["evicted_blocks"]:
+        return [
+            (
+                f"The offload tier serves only {external} of the prompt tokens and evicted "
+                f"{cpu['evicted_blocks']:,} blocks: it may be too small to keep content until it is asked "
+                "for again."
+            )
+        ]
+    return [
+        (
+            f"The offload tier serves only {external} of the prompt tokens though it evicted nothing: the "
+            f"trace asks for little again beyond what the GPU cache serves ({local})."
+        )
+    ]
+
+
+def _cannot_store(summary: Summary) -> list[str]:
+    refused, stored = summary["tiers"]["cpu"]["cannot_store"], summary["transfers"]["store_jobs"]
+    if not refused or stored is None or refused / (refused + stored) < CANNOT_STORE_SHARE:
+        return []
+    return [
+        (
+            f"The offload tier refused {refused:,} stores ({_percent(refused / (refused + stored))} of those "
+            "tried) because it could not free enough blocks: it is too small for the blocks in flight."
+        )
+    ]
+
+
+def _never_full(summary: Summary) -> list[str]:
+    cpu = summary["tiers"]["cpu"]
+    share, peak, size = cpu["used"]["peak_share"], cpu["used"]["peak_bytes"], cpu["capacity_bytes"]
+    if share is None or peak is None or size is None or share >= NOT_FULL_SHARE or cpu["evicted_blocks"] != 0:
+        return []
+    return [
+        (
+            f"The CPU tier never filled: {peak / GIB:.1f} GiB of {size / GIB:.1f} GiB ({_percent(share)}) "
+            "were used at the peak. A tier of that size would have given the same hits."
+        )
+    ]
+
+
+def _stalled(summary: Summary) -> list[str]:
+    share = summary["gpu"]["stall_share"]
+    if share is None or share < STALL_SHARE:
+        return []
+    return [
+        (
+            f"The GPU stood idle for {_percent(share)} of the time only because KV was being loaded: the "
+            "link, not the GPU, sets the pace there."
+        )
+    ]
+
+
+def _busy_links(summary: Summary) -> list[str]:
+    found = []
+    for way, name in (("h2d", "host-to-device"), ("d2h", "device-to-host")):
+        share = summary["transfers"][way]["busy_share"]
+        if share is not None and share >= BUSY_LINK_SHARE:
+            found.append(f"The {name} link was busy for {_percent(share)} of the time: transfers queue.")
+    return found
+
+
+_RULES: tuple[Callable[[Summary], list[str]], ...] = (
+    _unfinished,
+    _queued,
+    _preempted,
+    _stalled,
+    _busy_links,
+    _cannot_store,
+    _gpu_enough,
+    _small_gain,
+    _never_full,
+    _few,
+)

@@ -1,0 +1,123 @@
+"""What the engine writes down while it runs: one record per request, samples over time, totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+NEVER = -1  # a moment that did not happen
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The life of one request. Times in ns on the simulation's clock; hits in tokens, at the first admission."""
+
+    request_id: str
+    session: str
+    stream: str
+    turn: int
+    arrival_ns: int
+    prompt_tokens: int
+    status: str = "stuck"  # until something better happens: finished | rejected | failed
+    reason: str = ""
+    first_scheduled_ns: int = NEVER
+    first_token_ns: int = NEVER
+    finish_ns: int = NEVER
+    output_tokens: int = 0
+    local_hit_tokens: int = 0
+    external_hit_tokens: int = 0
+    load_wait_ns: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class Sample:
+    """The state of one instance at a moment. Counters are cumulative; ``running`` to ``cpu_used_blocks`` are now."""
+
+    time_ns: int
+    running: int
+    waiting: int
+    loading: int
+    gpu_used_blocks: int
+    gpu_cached_blocks: int
+    cpu_used_blocks: int
+    prompt_tokens: int
+    local_hit_tokens: int
+    external_hit_tokens: int
+    output_tokens: int
+    h2d_bytes: int
+    d2h_bytes: int
+    h2d_busy_ns: int
+    d2h_busy_ns: int
+    gpu_busy_ns: int
+    preemptions: int
+
+
+class Series:
+    """Samples at a regular interval that doubles whenever there are too many: bounded size for any length of run."""
+
+    FIRST_INTERVAL_NS = 10_000_000
+
+    def __init__(self, max_points: int) -> None:
+        self.max_points = max(max_points, 2)
+        self.interval_ns = self.FIRST_INTERVAL_NS
+        self.samples: list[Sample] = []
+        self._due_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a sample should be taken at this moment."""
+        return now_ns >= self._due_ns
+
+    def add(self, sample: Sample) -> None:
+        """Keep a sample; thins out the older ones when there are more than ``max_points``."""
+        self.samples.append(sample)
+        if len(self.samples) > self.max_points:
+            del self.samples[1::2]
+            self.interval_ns *= 2
+        self._due_ns = (sample.time_ns // self.interval_ns + 1) * self.interval_ns
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over a run (see the fields' names for units)."""
+
+    end_ns: int = 0
+    steps: int = 0
+    gpu_busy_ns: int = 0
+    stall_ns: int = 0  # nothing computed although requests wait, because KV is being moved
+    prompt_tokens: int = 0
+    local_hit_tokens: int = 0
+    external_hit_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    h2d_bytes: int = 0
+    d2h_bytes: int = 0
+    h2d_busy_ns: int = 0
+    d2h_busy_ns: int = 0
+    load_jobs: int = 0
+    store_jobs: int = 0
+    gpu_evicted_blocks: int = 0
+    cpu_evicted_blocks: int = 0
+    cannot_store: int = 0
+    num_gpu_blocks: int = 0
+    num_cpu_blocks: int = 0
+    cpu_used_blocks_peak: int = 0
+    gpu_used_blocks_peak: int = 0
+    block_tokens: int = 0
+    gpu_block_bytes: int = 0  # all ranks
+    cpu_block_bytes: int = 0  # all ranks
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Everything one run leaves behind, before it is summarised."""
+
+    requests: list[RequestRecord] = field(default_factory=list)  # in order of arrival
+    series: Series = field(default_factory=lambda: Series(2_000))
+    totals: Totals = field(default_factory=Totals)
+    notes: list[str] = field(default_factory=list)
+
+
+def as_row(record: Any) -> dict[str, Any]:
+    """A record as a mapping from field name to value, in the order of its fields."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}

@@ -1,0 +1,330 @@
+"""The folder that a run leaves: written whole or not at all, and read back with every piece checked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvsim import __version__
+from kvsim.errors import UserError
+from kvsim.results.findings import warnings
+from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest, summarize
+
+KIND = "kvsim-run"
+SCHEMA = 1
+"""Version of the run folder; raised when a reader of the old one would misread the new one."""
+
+SUMMARY, REQUESTS, SERIES = "summary.json", "requests.parquet", "series.parquet"
+CONFIG, PLOTS, REPORT = "config.resolved.yaml", "plots", "report.html"
+OWN_NAMES = frozenset(
+    (SUMMARY, REQUESTS, SERIES, CONFIG, PLOTS, REPORT, "steps.parquet", "timeline.json", "schedule.jsonl")
+)
+"""Everything a run folder may hold; a folder with anything else in it is never overwritten."""
+
+_SECTIONS = (
+    *(
+        "requests",
+        "hit_rate",
+        "latency",
+        "throughput",
+        "preemptions",
+        "gpu",
+        "transfers",
+        "tiers",
+        "sessions",
+    ),
+    *("totals", "digest", "info", "notes", "warnings", "versions"),
+)
+_ARROW = {"str": pa.string(), "int64": pa.int64()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run read back: what ``summary.json`` says, and the two tables."""
+
+    path: Path
+    name: str
+    summary: dict[str, Any]
+    requests: pd.DataFrame
+    series: pd.DataFrame
+
+    @property
+    def config_text(self) -> str:
+        """The resolved configuration as it was written, or an empty text where the file is gone."""
+        try:
+            return (self.path / CONFIG).read_text(encoding="utf-8")
+        except OSError:
+            return ""
+
+
+class RunFolder:
+    """A run folder being written, under a temporary name beside the final one.
+
+    ::
+
+        with RunFolder.create(path) as folder:
+            run = folder.write(requests=..., series=..., totals=..., config_text=...)
+            ...  # plots and report go into folder.plots and folder.report
+
+    The folder takes its final name when the block ends well; when it does not, nothing is left. Only a
+    process that is killed outright leaves the temporary folder (hidden, ``.<name>.partial-<pid>``), never
+    half a run.
+    """
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.path = path
+        self.target = target
+        self._written = False
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[RunFolder]:
+        """Open a new run folder at ``path``; parent folders are made as needed.
+
+        Args:
+            path: Where the run shall be found afterwards.
+            overwrite: Replace a run folder that is there. Anything else that is there is refused always.
+
+        Raises:
+            UserError: ``path`` is taken, or cannot be written.
+        """
+        target = Path(path).absolute()
+        _refuse(target, overwrite)
+        temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
+        parents = [parent for parent in target.parents if not parent.exists()]
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+        except OSError as error:
+            _remove_empty(parents)
+            raise UserError(f"{target}: cannot make the run folder: {error.strerror}") from error
+        folder = cls(temporary, target)
+        try:
+            yield folder
+            folder._commit(overwrite)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            _remove_empty(parents)
+            raise
+
+    @property
+    def plots(self) -> Path:
+        """Folder for plots, made when asked for."""
+        folder = self.path / PLOTS
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def report(self) -> Path:
+        """Path for the HTML report."""
+        return self.path / REPORT
+
+    def write(
+        self,
+        *,
+        requests: pd.DataFrame,
+        series: pd.DataFrame,
+        totals: Mapping[str, int],
+        config_text: str,
+        notes: Sequence[str] = (),
+        info: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Write the tables, the resolved config and the summary made of them.
+
+        Args:
+            requests: See :data:`kvsim.results.summary.REQUEST_COLUMNS`; further columns are kept after these.
+            series: See :data:`kvsim.results.summary.SERIES_COLUMNS`.
+            totals: The engine's counters.
+            config_text: The resolved configuration, YAML.
+            notes: Assumptions and choices behind the numbers, each with its source.
+            info: What was simulated, for readers (trace, model, GPU, ...), in the order in which to show it.
+
+        Returns:
+            The run, as :func:`load_run` will give it back once the folder has its final name.
+        """
+        measures = summarize(requests, totals, series)
+        summary = {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "digest": digest(requests),
+            "info": dict(info or {}),
+            "warnings": warnings(measures),
+            "notes": list(notes),
+            **measures,
+            "versions": {
+                "kvsim": __version__,
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "numpy": np.__version__,
+                "pandas": pd.__version__,
+                "pyarrow": pa.__version__,
+            },
+        }
+        text = json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        try:
+            write_parquet(requests, REQUEST_COLUMNS, self.path / REQUESTS)
+            write_parquet(series, SERIES_COLUMNS, self.path / SERIES)
+            (self.path / CONFIG).write_text(config_text, encoding="utf-8", newline="\n")
+            (self.path / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.target}: cannot write the run folder: {error.strerror or error}"
+            ) from error
+        self._written = True
+        return Run(self.path, self.target.name, summary, requests, series)
+
+    def _commit(self, overwrite: bool) -> None:
+        if not self._written:
+            raise RuntimeError("the run folder was never written")
+        _refuse(self.target, overwrite)  # again: a long run may have passed since
+        old = self.target.with_name(f".{self.target.name}.old-{os.getpid()}")
+        replaced = self.target.exists()
+        try:
+            if replaced:
+                self.target.rename(old)
+            try:
+                self.path.rename(self.target)
+            except OSError:
+                if replaced:
+                    old.rename(self.target)
+                raise
+        except OSError as error:
+            raise UserError(f"{self.target}: cannot put the run folder in place: {error.strerror}") from error
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_parquet(frame: pd.DataFrame, columns: Mapping[str, str], path: Path) -> None:
+    """Write a table so that the same data give the same bytes: fixed column order, types and compression.
+
+    No pandas metadata goes in (it holds library versions). Columns beyond the fixed ones follow in their
+    order.
+
+    Raises:
+        ValueError: A column is missing, or holds what does not fit its type (pyarrow's error, a ValueError
+            too).
+    """
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise ValueError(f"{path.name}: the table lacks the columns {', '.join(missing)}")
+    fields, arrays = [], []
+    for name in [*columns, *(extra for extra in frame.columns if extra not in columns)]:
+        array = pa.array(frame[name].tolist(), type=_ARROW[columns[name]] if name in columns else None)
+        fields.append(pa.field(str(name), array.type, nullable=False))
+        arrays.append(array)
+        if array.null_count:
+            raise ValueError(f"{path.name}: the column {name} has empty cells")
+    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    pq.write_table(table, path, compression="zstd", version="2.6", store_schema=False)
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Read a run folder and check that its pieces are whole and belong together.
+
+    Raises:
+        UserError: The folder or a piece of it is missing, damaged, or of another schema version.
+    """
+    folder = Path(path).absolute()
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{path}: {what}; expected a run folder as `kvsim run` writes it")
+    summary = _read_summary(folder)
+    requests = _read_parquet(folder / REQUESTS, REQUEST_COLUMNS)
+    series = _read_parquet(folder / SERIES, SERIES_COLUMNS)
+    try:
+        found = digest(requests)
+    except ValueError as error:
+        raise UserError(f"{folder / REQUESTS}: {error}") from error
+    if found != summary["digest"]:
+        raise UserError(
+            f"{folder}: {REQUESTS} (digest {found[:12]}) does not belong to {SUMMARY} "
+            f"(digest {str(summary['digest'])[:12]}); expected the same digest"
+        )
+    return Run(folder, folder.name, summary, requests, series)
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    file = folder / SUMMARY
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder}: not a run folder: {SUMMARY} is missing") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{file}: line {error.lineno}: not JSON ({error.msg}); the file is damaged"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {error}") from error
+    if not isinstance(summary, dict) or summary.get("kind") != KIND:
+        raise UserError(f'{file}: not the summary of a run; expected a JSON object with "kind": "{KIND}"')
+    if summary.get("schema") != SCHEMA:
+        raise UserError(
+            f"{file}: schema version {summary.get('schema')!r}; kvsim {__version__} reads version {SCHEMA}"
+        )
+    missing = [name for name in _SECTIONS if name not in summary]
+    if missing:
+        raise UserError(f"{file}: the field {missing[0]!r} is missing; the file is damaged")
+    return summary
+
+
+def _read_parquet(file: Path, columns: Mapping[str, str]) -> pd.DataFrame:
+    if not file.is_file():
+        raise UserError(f"{file.parent}: incomplete run folder: {file.name} is missing")
+    try:
+        with pq.ParquetFile(file) as parquet:
+            table = parquet.read()
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"{file}: damaged or not a parquet file: {reason}") from error
+    for name, kind in columns.items():
+        if name not in table.column_names:
+            raise UserError(f"{file}: the column {name} is missing")
+        found = table.schema.field(name).type
+        if found != _ARROW[kind]:
+            raise UserError(f"{file}: the column {name} holds {found}, expected {_ARROW[kind]}")
+        if table.column(name).null_count:
+            raise UserError(f"{file}: the column {name} has empty cells")
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def _is_run_folder(folder: Path) -> bool:
+    """A folder with the summary of a run in it and nothing that a run does not write."""
+    if folder.is_symlink() or not folder.is_dir() or {entry.name for entry in folder.iterdir()} - OWN_NAMES:
+        return False
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("kind") == KIND
+
+
+def _refuse(target: Path, overwrite: bool) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if not _is_run_folder(target):
+        raise UserError(
+            f"{target}: exists and is not a run folder (or holds other files too); expected a new name"
+        )
+    if not overwrite:
+        raise UserError(
+            f"{target}: a run is there already; expected a new name, or --overwrite to replace it"
+        )
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:  # innermost first, as Path.parents gives them
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,331 @@
+"""The vLLM V1 scheduler: which tokens of which requests the next forward pass computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.request import Request, RequestStatus
+from kvsim.waiting import RequestQueue, WaitingQueues, WaitingQueues023
+
+LookupLog = Callable[[Request, int, "int | None", "bool | None"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """vLLM's limits, in its names."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    scheduling_policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The last request that did not fit as a whole, and the state of the world in which it did not."""
+
+    request: Request
+    missing_hash: int  # of the first block after its local hit; -1 = none
+    release_epoch: int
+    evicted_blocks: int
+    connector_epoch: int
+
+
+class Scheduler:
+    """Running requests first, in order; then, if nobody was preempted, waiting ones while budget and blocks last.
+
+    Rules: vLLM 0.33.0 v1/core/sched/scheduler.py, synchronous scheduling, one KV cache group.
+
+    Args:
+        limits: token budget and the like.
+        kv: block tables over a pool.
+        connector: scheduler side of a KV connector, if any.
+        on_lookup: told of every prefix lookup (request, local tokens, external tokens or None, asynchronous).
+        skip_hopeless: don't ask again for a request at the head of the queue while nothing has changed that could
+            make it fit. Changes no decision; off, every lookup happens (recordings count them).
+    """
+
+    queues: type[WaitingQueues] = WaitingQueues
+    lone_prefill_uncapped = True  # long_prefill_token_threshold does not apply to a request that is alone
+    self_preemption_ends_pass = False  # PRIORITY: a request that preempted itself ends the running pass
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVCacheManager,
+        connector: KVConnector | None = None,
+        *,
+        on_lookup: LookupLog | None = None,
+        skip_hopeless: bool = True,
+    ) -> None:
+        self.limits, self.kv, self.connector = limits, kv, connector
+        self.waiting = self.queues(limits.scheduling_policy)
+        self.running: list[Request] = []
+        self.requests: dict[Request, None] = {}  # all that have arrived and not ended
+        self.received: set[Request] = set()  # loads that are complete; never iterated
+        self.num_preemptions = 0
+        self._by_priority = limits.scheduling_policy == "priority"
+        self._finished: list[Request] = []  # since the last schedule(), in finish order
+        # vLLM iterates a set of ids here, so its order depends on PYTHONHASHSEED; ours is finish order.
+        self.order_finished: Callable[[list[Request]], list[Request]] = list
+        self._inflight_prefills: dict[Request, None] = {}
+        self._threshold = 0
+        self._on_lookup = on_lookup
+        self._skip_hopeless = skip_hopeless and on_lookup is None
+        self._refusal: _Refusal | None = None
+
+    # -- requests in
+    def add_request(self, request: Request) -> None:
+        """A request arrives."""
+        self.waiting.waiting.add(request)
+        self.requests[request] = None
+        if self.connector is not None:
+            self.connector.on_new_request(request)
+
+    def has_requests(self) -> bool:
+        """Whether another step is due: requests, ends that nobody has been told of, or work of the connector."""
+        return bool(
+            self.requests or self._finished or (self.connector is not None and self.connector.has_pending_work())
+        )
+
+    # -- one step
+    def schedule(self) -> SchedulerOutput:
+        """Decide one step. ``num_computed_tokens`` advances here, before the tokens are computed."""
+        output, limits = SchedulerOutput(), self.limits
+        lone = self.lone_prefill_uncapped and len(self.running) + len(self.waiting) <= 1
+        self._threshold = 0 if lone else limits.long_prefill_token_threshold
+        budget = self._schedule_running(output, limits.max_num_batched_tokens)
+        if not output.preempted:
+            self._schedule_waiting(output, budget)
+        if self._finished:
+            output.finished, self._finished = self.order_finished(self._finished), []
+        if self.connector is not None:
+            output.connector_meta = self.connector.build_connector_meta(output)
+        for request, tokens in output.num_scheduled_tokens.items():
+            request.num_computed_tokens += tokens
+            if request.num_computed_tokens >= request.num_tokens:
+                self._inflight_prefills.pop(request, None)
+        return output
+
+    def _cap(self, tokens: int, budget: int) -> int:
+        return min(self._threshold if 0 < self._threshold < tokens else tokens, budget)
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
+        running, scheduled = self.running, output.num_scheduled_tokens
+        longest = self.limits.max_model_len - 1
+        i = 0
+        while i < len(running) and budget > 0:
+            request = running[i]
+            computed = request.num_computed_tokens
+            tokens = min(self._cap(request.num_tokens - computed, budget), longest - computed)
+            if tokens == 0:
+                i += 1
+                continue
+            while (blocks := self.kv.allocate_slots(request, tokens)) is None:
+                victim, at = self._preemption_victim()
+                if at < i:
+                    i -= 1
+                    budget += scheduled.pop(victim, 0)
+                    output.new_blocks.pop(victim, None)
+                self._preempt(victim)
+                output.preempted.append(victim)
+                if victim is request:
+                    break
+            if blocks is None:
+                if self._by_priority and not self.self_preemption_ends_pass:
+                    continue  # with the next request, which is at this index now
+                break
+            if blocks:
+                output.new_blocks[request] = blocks
+            scheduled[request] = tokens
+            budget -= tokens
+            i += 1
+        return budget
+
+    def _preemption_victim(self) -> tuple[Request, int]:
+        """FCFS: the last one. PRIORITY: the largest (priority, arrival), the first of equals."""
+        at = len(self.running) - 1
+        if self._by_priority:
+            victim = max(self.running, key=lambda request: (request.priority, request.arrival))
+            at = self.running.index(victim)
+        return self.running.pop(at), at
+
+    def _preempt(self, request: Request) -> None:
+        self.kv.free(request)
+        self._inflight_prefills.pop(request, None)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.waiting.prepend(request)
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        self.waiting.begin_scan()
+        while budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            queue = self.waiting.select()
+            if queue is None:
+                break
+            request = queue.head()
+            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and not self._try_promote(request):
+                self.waiting.skip(queue)
+                continue
+            if self._refusal is not None and self._is_hopeless(request):
+                break
+            tokens = self._admit(request, queue, output, budget)
+            if tokens is None:
+                break
+            budget -= tokens
+        self.waiting.end_scan()
+
+    def _admit(self, request: Request, queue: RequestQueue, output: SchedulerOutput, budget: int) -> int | None:
+        """Look up, allocate and schedule the head of ``queue``, or skip it.
+
+        Returns:
+            Tokens scheduled (0 = skipped, perhaps parked for its load); None = it does not fit, the scan ends.
+        """
+        hits: list[int] = []
+        external, is_async = 0, False
+        computed = request.num_computed_tokens
+        if computed == 0:
+            hits = self.kv.get_computed_blocks(request)
+            local = len(hits) * self.kv.block_size
+            answer: tuple[int | None, bool | None] = (None, None)
+            if self.connector is not None:
+                answer = self.connector.get_num_new_matched_tokens(request, local)
+            if self._on_lookup is not None:
+                self._on_lookup(request, local, *answer)
+            if self.connector is not None:
+                if answer[0] is None:
+                    self.waiting.skip(queue)
+                    return 0
+                external, is_async = answer[0], bool(answer[1])
+            computed = local + external
+        tokens = 0
+        if not is_async:
+            tokens = self._cap(request.num_tokens - computed, budget)
+            if not self.limits.enable_chunked_prefill and self._cap(request.num_tokens - computed, 1 << 62) > budget:
+                return None  # a prompt waits for a step that takes all of it
+        if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
+            self._remember_refusal(request, len(hits))
+            return None
+        reserved = sum(map(self.kv.num_remaining_blocks, self._inflight_prefills)) if is_async else 0
+        blocks = self.kv.allocate_slots(
+            request, tokens, hits, external, delay_cache_blocks=is_async, reserved_blocks=reserved
+        )
+        if blocks is None:
+            return None
+        table = self.kv.tables[request]
+        if request.num_computed_tokens == 0:
+            output.hits[request] = (computed - external, external)
+        if self.connector is not None:
+            self.connector.update_state_after_alloc(request, table, external)
+        request.num_computed_tokens = computed
+        if is_async:
+            request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+            self.waiting.skip(queue)
+            self._inflight_prefills[request] = None
+            return 0
+        queue.pop_head()
+        self.running.append(request)
+        (output.resumed if request.status is RequestStatus.PREEMPTED else output.new).append(request)
+        output.tables[request] = table
+        output.num_scheduled_tokens[request] = tokens
+        request.status = RequestStatus.RUNNING
+        if computed + tokens < request.num_tokens:
+            self._inflight_prefills[request] = None
+        return tokens
+
+    def _try_promote(self, request: Request) -> bool:
+        """Its load is over: hash the blocks; after a full hit the last token is computed again."""
+        if request not in self.received:
+            return False
+        self.received.remove(request)
+        self.kv.cache_blocks(request, request.num_computed_tokens)
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+        return True
+
+    # -- not asking in vain
+    def _remember_refusal(self, request: Request, num_hits: int) -> None:
+        connector = self.connector
+        if not self._skip_hopeless or (connector is not None and not connector.lookups_are_pure):
+            return
+        hashes, pool = request.block_hashes, self.kv.pool
+        missing = hashes[num_hits] if num_hits < len(hashes) else -1
+        epoch = 0 if connector is None else connector.epoch
+        self._refusal = _Refusal(request, missing, pool.release_epoch, pool.evicted_blocks, epoch)
+
+    def _is_hopeless(self, request: Request) -> bool:
+        """Whether this request was refused and would be refused again.
+
+        It needs (all its blocks - hits that somebody holds) <= free blocks. Without a free, a touch or a longer hit
+        neither side can have improved. The connector must not have become able to defer it either (which would let
+        the scan go on): nothing is in flight, or nothing at all has changed.
+        """
+        refusal, pool, connector = self._refusal, self.kv.pool, self.connector
+        if (
+            refusal is not None
+            and refusal.request is request
+            and refusal.release_epoch == pool.release_epoch
+            and refusal.missing_hash not in pool.cached
+            and (
+                connector is None
+                or not connector.may_defer()
+                or (refusal.connector_epoch == connector.epoch and refusal.evicted_blocks == pool.evicted_blocks)
+            )
+        ):
+            return True
+        self._refusal = None
+        return False
+
+    # -- after the step
+    def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
+        """Append the sampled tokens, end requests (in scheduling order), then apply the worker's reports."""
+        ended: list[Request] = []
+        longest = self.limits.max_model_len
+        for request in output.num_scheduled_tokens:
+            if request.num_computed_tokens < request.num_tokens:
+                continue  # still prefilling: nothing was sampled
+            request.append_output_token()
+            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= longest:
+                ended.append(request)
+                self._finish(request)
+        if ended:
+            self.running = [request for request in self.running if request.status is not RequestStatus.FINISHED]
+        if worker_output is not None and self.connector is not None:
+            self.connector.update_connector_output(worker_output)
+            self.received.update(worker_output.received)
+        return ended
+
+    def _finish(self, request: Request) -> None:
+        request.status = RequestStatus.FINISHED
+        self._inflight_prefills.pop(request, None)
+        if self.connector is not None:
+            self.connector.request_finished(request, self.kv.tables[request])
+        self._finished.append(request)
+        self.kv.free(request)
+        del self.requests[request]
+
+    def check(self, extra_holders: Iterable[Iterable[int]] = (), *, at_end: bool = False) -> None:
+        """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
+        self.kv.pool.check([*self.kv.tables.values(), *extra_holders])
+        waiting = list(self.waiting)
+        assert len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two"
+        if self.connector is not None:
+            self.connector.check(at_end=at_end)
+        if at_end:
+            assert not self.requests and not self.kv.tables, "requests or block tables are left"
+
+
+class Scheduler023(Scheduler):
+    """Release 0.23.0."""
+
+    queues = WaitingQueues023
+    lone_prefill_uncapped = False
+    self_preemption_ends_pass = True

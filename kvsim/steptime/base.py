@@ -1,0 +1,39 @@
+"""What a step-time model is: two methods that agree to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class StepTimeModel(Protocol):
+    """Duration of vLLM forward steps, in integer nanoseconds.
+
+    The fast engine jumps over k quiet decode steps with one call of :meth:`window_ns`; the reference engine calls
+    :meth:`step_ns` k times. Both must end at the same nanosecond, so ``window_ns`` is *defined* as the sum of the
+    rounded steps, and an implementation may only compute that sum faster.
+    """
+
+    def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
+        """Time of one step.
+
+        Args:
+            prefill: one pair per scheduled prompt chunk: (new tokens, tokens of the request already computed).
+            decode: one context length per decoding request, the token being computed included.
+
+        Returns:
+            Nanoseconds; 0 for an empty batch.
+        """
+        ...
+
+    def window_ns(self, decode: Sequence[int], k: int) -> int:
+        """Time of k consecutive pure-decode steps of a fixed batch.
+
+        Args:
+            decode: context lengths at the first of the k steps; each grows by one token per step.
+            k: number of steps, >= 0.
+
+        Returns:
+            Exactly ``sum(step_ns([], [c + i for c in decode]) for i in range(k))``.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Traces: reading recorded workloads, generating synthetic ones, playing them and describing them."""

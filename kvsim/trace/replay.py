@@ -1,0 +1,127 @@
+"""Plays a trace on a SimPy clock: sends every turn when its client would, given how fast the answers come.
+
+Each session is a process. A closed-loop session starts at its place in the stagger, an open-loop one at its fixed
+time. A turn is sent when both are over: the think time since the previous response, and every sub-agent that the
+stream waits for. Sub-agents start side by side when the previous response has ended and play the same way.
+
+To play a trace on something else, hand in another `submit`; to shape arrivals differently, subclass nothing and
+change the sessions' ``start_ns``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from kvsim.trace.session import Session, SubAgent, Trace, Turn
+
+# submit(session, stream, turn index, turn) -> event that fires when the request has ended, whichever way.
+Submit = Callable[[Session, str, int, Turn], simpy.Event]
+_Process = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a trace is played.
+
+    Attributes:
+        session_interval_ns: closed-loop session ``i`` starts at ``i`` times this.
+        max_think_ns: longest think time that is really waited; None for no limit.
+        max_concurrent_sessions: sessions that may run at a time; the next one starts when one has ended
+            completely. None for no limit.
+        time_scale: multiplies fixed start times and think times (before `max_think_ns` is applied).
+    """
+
+    session_interval_ns: int = 0
+    max_think_ns: int | None = None
+    max_concurrent_sessions: int | None = None
+    time_scale: float = 1.0
+
+    def think_ns(self, turn: Turn) -> int:
+        """The think time that is waited before a turn."""
+        think = turn.think_ns if self.time_scale == 1.0 else round(turn.think_ns * self.time_scale)
+        return think if self.max_think_ns is None else min(think, self.max_think_ns)
+
+
+def play(
+    env: simpy.Environment, trace: Trace, submit: Submit, options: ReplayOptions | None = None
+) -> list[simpy.Process]:
+    """Starts one process per session; each ends when everything of its session has ended.
+
+    Events of the same instant happen in order of the sessions in the trace, then of the sub-agents in their turn.
+
+    Args:
+        env: clock in integer ns.
+        trace: what to play.
+        submit: sends one turn. Its event only has to be waited for: a turn that was rejected or failed is over
+            like any other, and the session goes on.
+        options: how to play it.
+    """
+    options = options or ReplayOptions()
+    slots = None
+    if options.max_concurrent_sessions is not None:
+        slots = simpy.Resource(env, options.max_concurrent_sessions)
+    player = _Player(env, submit, options, slots)
+    processes = []
+    staggered = 0
+    for session in trace.sessions:
+        if session.start_ns is None:
+            start_ns = staggered * options.session_interval_ns
+            staggered += 1
+        else:
+            start_ns = round(session.start_ns * options.time_scale)
+        processes.append(env.process(player.session(session, start_ns)))
+    return processes
+
+
+class _Player:
+    def __init__(
+        self, env: simpy.Environment, submit: Submit, options: ReplayOptions, slots: simpy.Resource | None
+    ) -> None:
+        self._env = env
+        self._submit = submit
+        self._options = options
+        self._slots = slots
+
+    def session(self, session: Session, start_ns: int) -> _Process:
+        """One session from its start to the end of its last sub-agent."""
+        if start_ns > self._env.now:
+            yield self._env.timeout(start_ns - self._env.now)
+        slot = None
+        if self._slots is not None:
+            slot = self._slots.request()
+            yield slot
+        background: list[simpy.Process] = []
+        yield from self._stream(session, "", session.turns, background)
+        for agent in self._start(session, session.trailing, background):
+            yield agent
+        for agent in background:
+            yield agent
+        if self._slots is not None and slot is not None:
+            self._slots.release(slot)
+
+    def _stream(
+        self, session: Session, name: str, turns: Sequence[Turn], background: list[simpy.Process]
+    ) -> _Process:
+        for index, turn in enumerate(turns):
+            awaited = self._start(session, turn.subagents, background)
+            think_ns = self._options.think_ns(turn)
+            if think_ns:
+                yield self._env.timeout(think_ns)
+            for agent in awaited:
+                yield agent
+            yield self._submit(session, name, index, turn)
+
+    def _start(
+        self, session: Session, agents: Sequence[SubAgent], background: list[simpy.Process]
+    ) -> list[simpy.Process]:
+        """Starts sub-agents now; returns those to wait for, the others join `background`."""
+        awaited = []
+        for agent in agents:
+            stream = self._stream(session, agent.name, agent.turns, background)
+            process = self._env.process(stream)
+            (awaited if agent.blocking else background).append(process)
+        return awaited

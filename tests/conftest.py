@@ -1,0 +1,30 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+def _shared(part: str) -> Path:
+    """The folder of third-party data beside the repository; tests that need it skip when it is absent."""
+    root = Path(os.environ.get("KVSIM_SHARED", REPO.parent / "shared"))
+    if not (root / part).is_dir():
+        pytest.skip(f"third-party data absent: {root / part} (set KVSIM_SHARED to its parent folder)")
+    return root / part
+
+
+@pytest.fixture(scope="session")
+def shared_traces() -> Path:
+    """Folder with the real traces (see their FORMATS.md); not part of this repository."""
+    return _shared("traces")
+
+
+@pytest.fixture(scope="session")
+def shared_oracle() -> Path:
+    """Folder with what the real vLLM decided on recorded scenarios; not part of this repository."""
+    return _shared("oracle")
