@@ -191,7 +191,7 @@ class _Problem:
         guess = closest(str(key), component.model_fields)
         if guess is not None and guess != key:
             return f", did you mean {guess}? (in {place})"
-        if not (parents and len(kinds(component)) == 1):
+        if not parents or len(self._options(tuple(parents))) < 2:
             return f", expected in {place}: {_listing(component.model_fields)}"
         fits = [
             kind
@@ -239,11 +239,10 @@ class _Problem:
             return f"one of {', '.join(self._choices())}"
         for word, phrase in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
             if word in context:
-                return f"{phrase} {context[word]}"
+                bound = context[word]
+                return f"{phrase} {bound:g}" if isinstance(bound, float) else f"{phrase} {bound}"
         if self.type in ("string_too_short", "too_short"):
             return f"at least {context['min_length']} {'characters' if 'string' in self.type else 'entries'}"
-        if self.type == "string_pattern_mismatch":
-            return f"text like {context['pattern']}"
         return f"something else ({' '.join(self.message.split())})"
 
 

@@ -213,7 +213,9 @@ class FixedStepTime(Component):
     @model_validator(mode="after")
     def _fits(self) -> FixedStepTime:
         if not self.per_step and not self.per_token:
-            raise Misfit("per_step", "expected more than 0 when per_token is 0: time would stand still")
+            raise Misfit(
+                "per_step", "expected more than 0 when per_token is 0, found 0: time would stand still"
+            )
         return self
 
 

@@ -85,6 +85,10 @@ class StepCopier:
         """Whether its step has come."""
         return self._ready[job.job_id] <= self.step
 
+    def forget(self, job: Job) -> None:
+        """The job was reported."""
+        del self._ready[job.job_id]
+
 
 class OneTick:
     """Every forward pass lasts one step of the clock."""

@@ -31,6 +31,9 @@ class EngineObserver:
     def on_step_scheduled(self, output: SchedulerOutput) -> None:
         """A step was decided; the clock stands at its start."""
 
+    def on_forward(self, duration_ns: int) -> None:
+        """The step's forward pass starts now and takes so long."""
+
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         """A step is over; the clock stands at its end."""
 
@@ -110,7 +113,9 @@ class Engine:
             worker.start_load_kv(output.connector_meta)
         if output.num_scheduled_tokens:
             self._empty_steps = 0
-            yield self._pause(self._step_time.step_ns(*batch_of(output)))
+            forward_ns = self._step_time.step_ns(*batch_of(output))
+            self._observer.on_forward(forward_ns)
+            yield self._pause(forward_ns)
         else:
             yield from self._empty(output)
         worker_output = None if worker is None else worker.get_finished()

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from datetime import date as Date  # noqa: N812 - a field is named date
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from kvsim.checked import Component, Misfit, check, closest
 from kvsim.errors import UserError
@@ -32,7 +33,17 @@ PPM = 1_000_000
 Direction = Literal["h2d", "d2h"]
 """Host to device (loads) or device to host (stores)."""
 
+
+def _iso_date(value: object) -> object:
+    try:
+        Date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"expected a date such as 2026-11-29, found {value!r:.60}") from None
+    return value
+
+
 T = TypeVar("T")
+IsoDate = Annotated[str, BeforeValidator(_iso_date)]
 Source = Annotated[str, Field(min_length=3)]
 
 
@@ -54,7 +65,7 @@ class Figure(Component, Generic[T]):
         """The number, known or assumed."""
         if self.value is not None:
             return self.value
-        assert self.assumed is not None  # noqa: S101 - the validator above, said to the type checker
+        assert self.assumed is not None  # the validator above
         return self.assumed
 
 
@@ -130,7 +141,7 @@ class CopyPath(Component):
         at_peak = -(-count * descriptor_bytes * 10**9 // self.peak.used)
         if self.grid is not None:
             return max(at_peak, round(count * _descriptor_ns(self.grid, descriptor_bytes, count)))
-        assert self.per_descriptor is not None  # noqa: S101 - the validator above, said to the type checker
+        assert self.per_descriptor is not None  # the validator above
         return max(at_peak, count * self.per_descriptor.used)
 
 
@@ -162,9 +173,7 @@ class LinkProfile(Component):
     )
     device: str = Field(min_length=1, description="GPU, link and host")
     driver: str = Field(min_length=1, description="driver and CUDA version, or unknown")
-    date: str = Field(
-        pattern=r"^\d{4}-\d{2}-\d{2}$", description="when measured or collected, such as 2026-11-29"
-    )
+    date: IsoDate = Field(description="when measured or collected, such as 2026-11-29")
     method: str = Field(min_length=1, description="how the numbers were got")
     h2d: CopyPath | None = Field(description="host to device; null = takes no time")
     d2h: CopyPath | None = Field(description="device to host; null = takes no time")

@@ -56,7 +56,7 @@ class _Dumper(yaml.SafeDumper):
 
     yaml_implicit_resolvers: dict[str, Any] = _Loader.yaml_implicit_resolvers
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
+    def ignore_aliases(self, data: Any) -> bool:
         """Written files repeat a value rather than refer to it."""
         return True
 
@@ -66,12 +66,13 @@ _PLAIN: list[tuple[str, str, str]] = [
     ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
     (
         "float",
-        r"(?:[-+]?(?:0|[1-9][0-9_]*)(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))",
+        r"(?:[-+]?(?:(?:0|[1-9][0-9_]*)(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))",
         "-+0123456789.",
     ),
     ("null", r"(?:~|null|Null|NULL|)", "~nN"),
     ("merge", r"(?:<<)", "<"),
 ]
+_PLAIN_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 for _tag, _pattern, _first in _PLAIN:
     for _character in [*_first, *([""] if _tag == "null" else [])]:
         _entry = (f"tag:yaml.org,2002:{_tag}", re.compile(f"^{_pattern}$"))
@@ -121,7 +122,7 @@ def parse_yaml(text: str, source: str) -> Document:
         raise UserError(_explain(error, text, source)) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{source}:{line}: control character {error.character!r} is not allowed") from None
+        raise UserError(f"{source}:{line}: control character {_code_point(error)} is not allowed") from None
     except RecursionError:
         raise UserError(f"{source}: is nested too deeply") from None
     except ValueError as error:  # an integer of more digits than Python converts
@@ -159,6 +160,8 @@ class _Reader:
         if any(node is outer for outer in self.open):
             raise self._error(node, "an alias stands inside the value that it names")
         self.lines.setdefault(keys, node.start_mark.line + 1)
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_COLLECTIONS:
+            raise self._error(node, f"tag {node.tag!r} is not supported here")
         self.open.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
@@ -200,6 +203,11 @@ class _Reader:
         return UserError(f"{self.source}:{node.start_mark.line + 1}: {problem}")
 
 
+def _code_point(error: yaml.reader.ReaderError) -> str:
+    character = error.character  # a number in PyYAML's pure Python reader, text or bytes elsewhere
+    return f"U+{character if isinstance(character, int) else ord(character):04X}"
+
+
 def _explain(error: yaml.MarkedYAMLError, text: str, source: str) -> str:
     mark = error.problem_mark or error.context_mark
     if mark is None:
@@ -209,8 +217,14 @@ def _explain(error: yaml.MarkedYAMLError, text: str, source: str) -> str:
     indent = re.match(r"\s*", written[0])[0] if written else ""  # type: ignore[index]  # \s* always matches
     if "\t" in indent or "'\\t'" in problem:
         problem = "a tab, expected spaces (YAML is not indented with tabs)"
-    elif "expected a single document" in problem:
+    elif "found another document" in problem:
         problem = "a second document starts here, expected one"
     elif "could not determine a constructor" in problem:
         problem += " (tags are not supported here)"
+    elif "mapping values are not allowed" in problem:
+        problem = (
+            "a second ': ' in the line, expected text with it in quotes, or a key with too much indentation"
+        )
+    elif "flow" in str(error.context) and error.context_mark is not None:
+        problem += f" (inside the bracket that opens on line {error.context_mark.line + 1})"
     return f"{source}:{mark.line + 1}:{mark.column + 1}: is not valid YAML: {problem}"

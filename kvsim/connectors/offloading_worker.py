@@ -23,6 +23,10 @@ class Copier(Protocol):
         """Whether the copy is complete now."""
         ...
 
+    def forget(self, job: Job) -> None:
+        """The job was reported and will not be asked for again."""
+        ...
+
 
 class OffloadingWorker:
     """Stores planned in one step are submitted at the start of the next, behind its forward pass; loads at once.
@@ -73,6 +77,7 @@ class OffloadingWorker:
             output.jobs = [job_id for job_id, job in self._in_flight.items() if self._copier.is_done(job)]
             for job_id in output.jobs:
                 job = self._in_flight.pop(job_id)
+                self._copier.forget(job)
                 if job.direction == "load":
                     output.received.append(job.request)
         return output

@@ -63,9 +63,8 @@ def hit_rate(run: Run) -> Figure:
     axes.set_title(title)
     prompt = growth("prompt_tokens")
     local, external = (share(growth(f"{what}_hit_tokens"), prompt) for what in ("local", "external"))
-    look: dict[str, Any] = {"width": np.diff(edges), "align": "edge", "linewidth": 0}
-    axes.bar(edges[:-1], local, color=BLUE, label="GPU cache", **look)
-    axes.bar(edges[:-1], external, bottom=local, color=ORANGE, label="Offload tiers", **look)
+    axes.stairs(local, edges, fill=True, color=BLUE, label="GPU cache")
+    axes.stairs(local + external, edges, baseline=local, fill=True, color=ORANGE, label="Offload tiers")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("Share of prompt tokens")
@@ -261,25 +260,18 @@ def _cdf(axes: Axes, runs: Sequence[Run], event: str, title: str) -> None:
 
 def _hit_bars(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_title("Token hit rate")
-    places = np.arange(len(runs))
     names = [shorten(name, 18) for name in labels(runs)]
-    local, external = (
-        np.array([METRIC[f"hit_rate.{what}"].of(run.summary) or 0.0 for run in runs])
-        for what in ("local", "external")
-    )
-    for place in places:  # the colour tells the run, as in the other panels; the hatching tells the tier
-        color = line_style(int(place))["color"]
-        axes.barh(place, local[place], color=color, height=0.6)
-        axes.barh(
-            place,
-            external[place],
-            left=local[place],
-            facecolor=PAPER,
-            edgecolor=color,
-            hatch="////",
-            height=0.6,
+    for place, run in enumerate(
+        runs
+    ):  # the colour tells the run, as in the other panels; the hatching the tier
+        local, external = (
+            METRIC[f"hit_rate.{what}"].of(run.summary) or 0.0 for what in ("local", "external")
         )
-    axes.set_yticks(places, names)
+        color = line_style(place)["color"]
+        axes.barh(place, local, color=color, height=0.6)
+        if external:
+            axes.barh(place, external, left=local, facecolor=PAPER, edgecolor=color, hatch="////", height=0.6)
+    axes.set_yticks(range(len(runs)), names)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1)

@@ -10,13 +10,13 @@ from typing import Any, ParamSpec
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's colours, told apart under every common colour blindness (jfly.uni-koeln.de/color/, 2008).
 
 Without their yellow, which is too faint for lines on white, and their black, which is the text.
 """
 DASHES = ("-", "--", ":", "-.")
-BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE = PALETTE
+BLUE, ORANGE, GREEN, VERMILLION = PALETTE[:4]
 
 INK, PAPER, GRID = "#1b1f24", "#fefefe", "#d8dce1"
 """Colours that a page with a dark theme replaces in the SVG; used for nothing else."""

@@ -9,9 +9,9 @@ from typing import Protocol
 class StepTimeModel(Protocol):
     """Duration of vLLM forward steps, in integer nanoseconds.
 
-    The fast engine jumps over k quiet decode steps with one call of :meth:`window_ns`; the reference engine calls
-    :meth:`step_ns` k times. Both must end at the same nanosecond, so ``window_ns`` is *defined* as the sum of the
-    rounded steps, and an implementation may only compute that sum faster.
+    The fast engine jumps over k quiet decode steps with one call of :meth:`window_ns`; the reference engine
+    calls :meth:`step_ns` k times. Both must end at the same nanosecond, so ``window_ns`` is *defined* as the
+    sum of the rounded steps, and an implementation may only compute that sum faster.
     """
 
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:

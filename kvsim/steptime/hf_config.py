@@ -1,8 +1,8 @@
 """Read a Hugging Face ``config.json`` into a :class:`ModelSpec`, whatever its family calls the fields.
 
 Families differ in where the text model sits (``text_config``), what they leave out (``head_dim``,
-``num_key_value_heads``), how they name experts, and how they say which layers slide. Each ``_read`` function here
-answers one of those questions for all of them.
+``num_key_value_heads``), how they name experts, and how they say which layers slide. Each ``_read`` function
+here answers one of those questions for all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from kvsim.errors import UserError
 from kvsim.steptime.hf_quantization import read_quantization
-from kvsim.steptime.spec import AttentionGroup, ModelSpec, Mla, Moe
+from kvsim.steptime.spec import AttentionGroup, Mla, ModelSpec, Moe
 
 Config = Mapping[str, Any]
 
@@ -70,7 +70,9 @@ class _Reader:
         for key in keys:
             if self.config.get(key) is not None:
                 return self._check(key, self.config[key], 1)
-        raise UserError(f"model {self.name}: config has no {keys[0]}; expected a Hugging Face config.json of a decoder")
+        raise UserError(
+            f"model {self.name}: config has no {keys[0]}; expected a Hugging Face config.json of a decoder"
+        )
 
     def optional(self, *keys: str, default: int = 0) -> int:
         """As :meth:`integer`, 0 allowed, ``default`` if none of ``keys`` is there."""
@@ -101,7 +103,11 @@ def _max_position(read: _Reader) -> int:
         raise UserError(f"model {read.name}: config: rope_scaling: {scaling!r}: expected keys and values")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     factor = scaling.get("factor", 1)
-    if kind in _SCALING_IN_MAX_POSITION or not isinstance(factor, (int, float)) or _family(read).startswith("gemma3"):
+    if (
+        kind in _SCALING_IN_MAX_POSITION
+        or not isinstance(factor, (int, float))
+        or _family(read).startswith("gemma3")
+    ):
         return limit
     if kind == "yarn":
         limit = int(scaling.get("original_max_position_embeddings", limit))
@@ -176,7 +182,9 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
     if mla:
         notes.append("MLA: low fidelity, the step time was never fitted on it")
         if read.optional("index_topk"):
-            notes.append("sparse attention indexer: not modelled; neither its cache nor the attention it saves")
+            notes.append(
+                "sparse attention indexer: not modelled; neither its cache nor the attention it saves"
+            )
         return (AttentionGroup("full", layers, heads, 1, mla.nope_dim + mla.rope_dim),)
 
     kinds = _layer_kinds(read, layers)
@@ -193,7 +201,9 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
             groups.append(AttentionGroup("sliding", count, heads, kv_heads, head_dim, window=window))
         else:
             groups.append(_linear_group(read, count, hidden))
-            notes.append("linear attention: projections and state traffic only, its kernels were never fitted")
+            notes.append(
+                "linear attention: projections and state traffic only, its kernels were never fitted"
+            )
     if text.get("attention_chunk_size") and "sliding" in counts:
         notes.append("chunked local attention: modelled as a sliding window of the chunk size")
     return tuple(groups)
@@ -205,13 +215,15 @@ def _layer_kinds(read: _Reader, layers: int) -> list[str]:
     types = text.get("layer_types")
     if isinstance(types, Sequence) and not isinstance(types, str):
         if len(types) != layers:
-            raise UserError(f"model {read.name}: config: layer_types has {len(types)} entries, num_hidden_layers"
-                            f" is {layers}")
+            raise UserError(
+                f"model {read.name}: config: layer_types has {len(types)} entries, num_hidden_layers"
+                f" is {layers}"
+            )
         return [_kind(str(t), read) for t in types]
     if read.optional("full_attention_interval"):
         interval = read.integer("full_attention_interval")
         return ["full" if (i + 1) % interval == 0 else "linear" for i in range(layers)]
-    if read.optional("attention_chunk_size"):  # Llama 4: every fourth layer without rotary embedding is global
+    if read.optional("attention_chunk_size"):  # Llama 4: every fourth layer (no rotary embedding) is global
         interval = read.optional("no_rope_layer_interval", default=4) or 4
         return ["full" if (i + 1) % interval == 0 else "sliding" for i in range(layers)]
     if not text.get("sliding_window") or text.get("use_sliding_window") is False:
@@ -226,11 +238,20 @@ def _layer_kinds(read: _Reader, layers: int) -> list[str]:
 
 
 def _kind(layer_type: str, read: _Reader) -> str:
-    known = {"full_attention": "full", "attention": "full", "global": "full", "sliding_attention": "sliding",
-             "chunked_attention": "sliding", "local": "sliding", "linear_attention": "linear"}  # fmt: skip
+    known = {
+        "full_attention": "full",
+        "attention": "full",
+        "global": "full",
+        "sliding_attention": "sliding",
+        "chunked_attention": "sliding",
+        "local": "sliding",
+        "linear_attention": "linear",
+    }
     if layer_type not in known:
-        raise UserError(f"model {read.name}: config: layer_types: {layer_type!r}: expected one of"
-                        f" {', '.join(sorted(known))}")
+        raise UserError(
+            f"model {read.name}: config: layer_types: {layer_type!r}: expected one of"
+            f" {', '.join(sorted(known))}"
+        )
     return known[layer_type]
 
 

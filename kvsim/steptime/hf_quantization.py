@@ -28,17 +28,25 @@ def read_quantization(config: Mapping[str, Any] | None, name: str, notes: list[s
     if not config:
         return Quantization()
     method = str(config.get("quant_method", "")).lower()
-    skipped = config.get("modules_to_not_convert") or config.get("ignore") or config.get("exclude_modules") or ()
+    skipped = (
+        config.get("modules_to_not_convert") or config.get("ignore") or config.get("exclude_modules") or ()
+    )
     if method == "mxfp4":
         experts_only = Quantization("mxfp4", expert_bytes=_MXFP4_BYTES, expert_math="mxfp4")
-        return experts_only if _skips_attention(skipped) else Quantization(
-            "mxfp4", _MXFP4_BYTES, "bf16", _MXFP4_BYTES, "mxfp4")  # fmt: skip
+        return (
+            experts_only
+            if _skips_attention(skipped)
+            else Quantization("mxfp4", _MXFP4_BYTES, "bf16", _MXFP4_BYTES, "mxfp4")
+        )
     if method in {"fp8", "fbgemm_fp8"}:
         if config.get("weight_block_size"):
             notes.append("block-wise fp8: its GEMMs were not fitted, error up to 60 %")
         return _except_skipped(FP8, skipped)
     if method in {"awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin"}:
-        bits, group = _number(config, "bits", "w_bit", default=4), _number(config, "group_size", "q_group_size")
+        bits, group = (
+            _number(config, "bits", "w_bit", default=4),
+            _number(config, "group_size", "q_group_size"),
+        )
         zero_points = 0.0 if config.get("sym") else bits / group
         size = (bits + 16 / group + zero_points) / 8
         return Quantization(f"{method}-w{bits}a16", size, "bf16", size, "bf16")
@@ -52,13 +60,15 @@ def read_quantization(config: Mapping[str, Any] | None, name: str, notes: list[s
         if "nvfp4" in algo or "fp4" in method:
             return _nvfp4(skipped, notes)
         return _except_skipped(FP8, skipped)
-    raise UserError(f"model {name}: config: quantization_config: quant_method {method!r} is not known; expected fp8,"
-                    " mxfp4, awq, gptq, compressed-tensors, modelopt or bitsandbytes")
+    raise UserError(
+        f"model {name}: config: quantization_config: quant_method {method!r} is not known; expected fp8,"
+        " mxfp4, awq, gptq, compressed-tensors, modelopt or bitsandbytes"
+    )
 
 
 def _compressed_tensors(config: Mapping[str, Any], skipped: Any, name: str, notes: list[str]) -> Quantization:
     groups = config.get("config_groups") or {}
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") or {}
     kind, bits = str(weights.get("type", "")), _number(weights, "num_bits", default=8)
     if kind == "float" and bits == 8:
@@ -72,8 +82,10 @@ def _compressed_tensors(config: Mapping[str, Any], skipped: Any, name: str, note
         group = _number(weights, "group_size", default=128)
         size = (bits + 16 / group) / 8
         return _except_skipped(Quantization(f"w{bits}a16", size, "bf16", size, "bf16"), skipped)
-    raise UserError(f"model {name}: config: quantization_config: weights of type {kind!r} with {bits} bits are not"
-                    " known; expected float or int with 4 or 8 bits")
+    raise UserError(
+        f"model {name}: config: quantization_config: weights of type {kind!r} with {bits} bits are not"
+        " known; expected float or int with 4 or 8 bits"
+    )
 
 
 def _nvfp4(skipped: Any, notes: list[str]) -> Quantization:
@@ -83,8 +95,8 @@ def _nvfp4(skipped: Any, notes: list[str]) -> Quantization:
 
 def _except_skipped(full: Quantization, skipped: Any) -> Quantization:
     """Dense layers stay bf16 if the checkpoint leaves its attention out, experts if it leaves them out."""
-    linear = ("bf16" if _skips_attention(skipped) else full.linear_math)
-    expert = ("bf16" if _mentions(skipped, _EXPERT_WORDS, whole=True) else full.expert_math)
+    linear = "bf16" if _skips_attention(skipped) else full.linear_math
+    expert = "bf16" if _mentions(skipped, _EXPERT_WORDS, whole=True) else full.expert_math
     return Quantization(
         full.name,
         2.0 if _skips_attention(skipped) else full.linear_bytes,

@@ -28,7 +28,10 @@ class Kernels:
         shared = model.moe.shared_inter if model.moe else 0
 
         # dense projections of one layer, averaged over the layers
-        params = model.mean_attention_params(tp) + 3 * model.hidden * (model.dense_inter * dense + shared * sparse) / tp
+        params = (
+            model.mean_attention_params(tp)
+            + 3 * model.hidden * (model.dense_inter * dense + shared * sparse) / tp
+        )
         self._gemm_per_token = 2.0 * params / (gpu.flops(q.linear_math) * e.gemm_mfu)
         self._gemm_read = params * q.linear_bytes / (hbm * e.weight_eff)
         self._gemm_fixed = (2 + 2 * dense + (2 * sparse if shared else 0)) * e.gemm_us * 1e-6
@@ -63,7 +66,7 @@ class Kernels:
     # ---- all but attention
 
     def all_but_attention(self, tokens: int, rows: int) -> float:
-        """GEMMs, element-wise kernels, all-reduces and experts of all layers over ``tokens``, LM head on ``rows``."""
+        """All layers without attention over ``tokens`` tokens, and the LM head on ``rows`` of them."""
         e, m = self._gpu.eff, self._model
         compute = self._gemm_per_token * (tokens + e.gemm_half_tokens)
         layer = smooth_max(compute, self._gemm_read) + self._gemm_fixed
@@ -122,7 +125,7 @@ class Kernels:
         return total
 
     def decode_attention_per_token(self, group: AttentionGroup) -> float:
-        """One layer of ``group``, per token attended: reading its KV, or for MLA computing on it if that is slower."""
+        """One layer, per token attended: reading its KV, or for MLA computing on it if that is slower."""
         m, e, gpu = self._model, self._gpu.eff, self._gpu
         read = m.kv_bytes_per_token_layer(group, self._tp) / (gpu.hbm_bytes_per_s * e.kv_eff)
         if not m.mla:

@@ -15,11 +15,21 @@ from kvsim.errors import UserError
 from kvsim.steptime.hf_config import spec_from_config
 from kvsim.steptime.spec import AttentionGroup, Mla, ModelSpec, Moe, Quantization
 
-__all__ = ["AttentionGroup", "Mla", "ModelSpec", "Moe", "Quantization", "load_model", "model_names", "spec_from_config"]
+__all__ = [
+    "AttentionGroup",
+    "Mla",
+    "ModelSpec",
+    "Moe",
+    "Quantization",
+    "load_model",
+    "model_names",
+    "spec_from_config",
+]
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PRESETS = Path(__file__).resolve().parent.parent / "presets" / "models.yaml"
 # endings of repository names that do not change a dimension
-_SUFFIXES = ("-instruct", "-chat", "-base", "-it", "-thinking", "-hf", "-bf16", "-instruct-2507", "-thinking-2507")
+_SUFFIXES = ("-instruct", "-thinking", "-chat", "-base", "-bf16", "-hf", "-it")
 
 
 def model_names() -> list[str]:
@@ -31,8 +41,8 @@ def load_model(name_or_path: str | Path, kv_cache_dtype: str = "auto") -> ModelS
     """A model by preset name, Hugging Face name (both case-insensitive) or path.
 
     Args:
-        name_or_path: ``llama-3.1-70b``, ``meta-llama/Llama-3.1-70B-Instruct``, a ``config.json`` file or a folder
-            with one.
+        name_or_path: ``llama-3.1-70b``, ``meta-llama/Llama-3.1-70B-Instruct``, a ``config.json`` file or a
+            folder with one.
         kv_cache_dtype: as in vLLM; ``auto`` = bf16.
 
     Raises:
@@ -48,8 +58,10 @@ def load_model(name_or_path: str | Path, kv_cache_dtype: str = "auto") -> ModelS
     if key is None:
         close = get_close_matches(wanted, names, n=6, cutoff=0.5)
         hint = ", ".join(list(dict.fromkeys(names[c] for c in close))[:3])
-        raise UserError(f"model: {text!r} is not known; {'closest: ' + hint if hint else 'see the list of presets'};"
-                        " or give the path of its config.json")
+        raise UserError(
+            f"model: {text!r} is not known; {'closest: ' + hint if hint else 'see the list of presets'};"
+            " or give the path of its config.json"
+        )
     entry = _presets()[key]
     spec = spec_from_config(entry["config"], key, entry["source"], entry.get("notes", ()))
     return spec.with_kv_cache_dtype(kv_cache_dtype)
@@ -74,7 +86,7 @@ def _normal(name: str) -> str:
 
 
 def _without_suffix(name: str) -> str:
-    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+    for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return _without_suffix(name[: -len(suffix)])
     return name
@@ -94,6 +106,6 @@ def _names() -> dict[str, str]:
 
 @cache
 def _presets() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    presets: dict[str, Any] = yaml.load(_PRESETS.read_text(encoding="utf-8"), Loader=loader)
+    text = _PRESETS.read_text(encoding="utf-8")
+    presets: dict[str, Any] = yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader
     return presets

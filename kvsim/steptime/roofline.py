@@ -5,14 +5,14 @@ One step over n tokens of R requests costs, in float seconds,
     step + request * R + slack * ( layers * (GEMM + ELEM + 2 ALLREDUCE) + moe_layers * MOE + HEAD
                                    + prefill attention of each chunk + decode attention )
 
-Every component is a roofline (a smooth maximum of compute and memory time) plus a fixed time per kernel. Decode
-attention is linear in the summed contexts and everything else depends on the batch size alone. So a pure decode step
-is kept as integers, ``base(R) + sum over attention groups of rate * attended tokens`` in units of 2**-40 ns, rounded
-to nanoseconds once; and the sum of k such steps, whose contexts grow by one each, is a sum of floors of a line, for
-which there is an exact logarithmic algorithm (:func:`floor_sum`).
+Every component is a roofline (a smooth maximum of compute and memory time) plus a fixed time per kernel.
+Decode attention is linear in the summed contexts and everything else depends on the batch size alone. So a
+pure decode step is kept as integers, ``base(R) + sum over attention groups of rate * attended tokens`` in
+units of 2**-40 ns, rounded to nanoseconds once; and the sum of k such steps, whose contexts grow by one each,
+is a sum of floors of a line, for which there is an exact logarithmic algorithm (:func:`floor_sum`).
 
-Sources of the form: roofline model (Williams, Waterman, Patterson 2009); distinct experts touched by n tokens with
-gamma-distributed popularity; all-reduce as latency plus 2 (p-1)/p bytes over bandwidth.
+Sources of the form: roofline model (Williams, Waterman, Patterson 2009); distinct experts touched by n tokens
+with gamma-distributed popularity; all-reduce as latency plus 2 (p-1)/p bytes over bandwidth.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Roofline:
         model: dimensions and dtypes.
         gpu: peaks and constants; ``gpu.fidelity`` says how far to trust them.
         tp: tensor-parallel ranks; every figure is that of one rank, all ranks run alike.
-        ep: expert-parallel ranks; 1 = experts are sliced like everything else. ``ep`` = ``tp`` moves the same bytes.
-            ``ep`` > ``tp`` means data-parallel attention over ``ep / tp`` engines with the same batch each. No load
-            imbalance and no all-to-all time is modelled.
+        ep: expert-parallel ranks; 1 = experts are sliced like everything else. ``ep`` = ``tp`` moves the same
+            bytes. ``ep`` > ``tp`` means data-parallel attention over ``ep / tp`` engines with the same batch
+            each. No load imbalance and no all-to-all time is modelled.
 
     Raises:
         UserError: the heads cannot be sharded over ``tp`` ranks, or ``ep`` is not a multiple of ``tp``.
@@ -50,8 +50,10 @@ class Roofline:
     def __init__(self, model: ModelSpec, gpu: GpuSpec, tp: int = 1, ep: int = 1) -> None:
         model.check_tp(tp)
         if ep < 1 or (ep > 1 and (ep % tp or not model.moe)):
-            raise UserError(f"expert_parallel_size: {ep}: expected 1, or a multiple of tensor_parallel_size {tp} for a"
-                            f" model with experts ({model.name} has {model.moe.experts if model.moe else 0})")
+            raise UserError(
+                f"expert_parallel_size: {ep}: expected 1, or a multiple of tensor_parallel_size {tp} for a"
+                f" model with experts ({model.name} has {model.moe.experts if model.moe else 0})"
+            )
         self.model, self.gpu, self.tp, self.ep = model, gpu, tp, ep
         self._kernels = Kernels(model, gpu, tp, ep)
         scale = gpu.host.slack * _NS * _ONE
@@ -68,8 +70,10 @@ class Roofline:
                 full += rate
         self._full_rate = full
         self._window_rates = tuple(sorted(windows.items()))
-        self._decode_base: dict[int, int] = {}  # batch size -> everything but attention, rounding half included
-        self._linear: dict[tuple[int, int], float] = {}  # (tokens, requests) -> the same of a mixed step, seconds
+        # batch size -> everything but attention, half a nanosecond for rounding included
+        self._decode_base: dict[int, int] = {}
+        # (tokens, requests) -> the same of a mixed step, in seconds and without attention
+        self._linear: dict[tuple[int, int], float] = {}
 
     # ---- the two methods of StepTimeModel
 
@@ -96,7 +100,9 @@ class Roofline:
             return 0
         start = self._base(rows) + self._attention(decode)
         slope = self._full_rate * rows
-        bends: list[tuple[int, int]] = []  # (step from which a request has filled the window, rate it stops adding)
+        bends: list[
+            tuple[int, int]
+        ] = []  # (step from which a request has filled the window, rate it stops adding)
         for window, rate in self._window_rates:
             for context in decode:
                 room = window - context
@@ -122,7 +128,7 @@ class Roofline:
         """Decode attention: linear in the tokens attended, window by window."""
         total = self._full_rate * sum(decode) if self._full_rate else 0
         for window, rate in self._window_rates:
-            total += rate * sum([c if c < window else window for c in decode])
+            total += rate * sum([min(window, c) for c in decode])
         return total
 
     def _base(self, rows: int) -> int:
@@ -151,8 +157,8 @@ class Roofline:
 def floor_sum(n: int, m: int, a: int, b: int) -> int:
     """Sum of floor((a * i + b) / m) for i = 0 .. n-1, for a, b >= 0 and m > 0, in O(log) steps.
 
-    Counts lattice points under a line; swapping the axes turns (a, m) into (m, a mod m), as in Euclid's algorithm
-    (see e.g. Graham, Knuth, Patashnik, Concrete Mathematics, 3.5).
+    Counts lattice points under a line; swapping the axes turns (a, m) into (m, a mod m), as in Euclid's
+    algorithm (see e.g. Graham, Knuth, Patashnik, Concrete Mathematics, 3.5).
     """
     total = 0
     while n > 0:

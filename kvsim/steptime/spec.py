@@ -10,9 +10,17 @@ from kvsim.errors import UserError
 BF16_BYTES = 2
 KV_DTYPE_BYTES = {"bf16": 2, "fp8": 1}
 _KV_DTYPE_NAMES = {
-    "auto": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "half": "bf16", "float16": "bf16",
-    "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8",
-}  # fmt: skip
+    "auto": "bf16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "bf16",
+    "half": "bf16",
+    "float16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "fp8_inc": "fp8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +28,8 @@ class AttentionGroup:
     """Layers that keep the same kind of state per request.
 
     Attributes:
-        kind: ``full`` (all tokens), ``sliding`` (last ``window`` tokens), ``linear`` (a constant state: gated delta
-            net or Mamba; no KV per token).
+        kind: ``full`` (all tokens), ``sliding`` (last ``window`` tokens), ``linear`` (a constant state: gated
+            delta net or Mamba; no KV per token).
         layers: number of layers of the kind.
         heads: query heads (0 for ``linear``).
         kv_heads: key/value heads of the whole model, before tensor parallelism.
@@ -29,7 +37,8 @@ class AttentionGroup:
         window: tokens attended by a ``sliding`` layer, else 0.
         state_bytes: recurrent state of one request in one ``linear`` layer, whole model, else 0.
         projection_params: projection weights of one ``linear`` layer, else 0.
-        output_gate: the attention output is gated by a projection as wide as the queries (Qwen3-Next and later).
+        output_gate: the attention output is gated by a projection as wide as the queries (Qwen3-Next and
+            later).
     """
 
     kind: str
@@ -165,11 +174,15 @@ class ModelSpec:
             if g.kind == "linear":
                 continue
             if g.heads % tp:
-                raise UserError(f"tensor_parallel_size: {tp}: the {g.heads} attention heads of {self.name} are not"
-                                " divisible by it")
+                raise UserError(
+                    f"tensor_parallel_size: {tp}: the {g.heads} attention heads of {self.name} are not"
+                    " divisible by it"
+                )
             if not self.mla and g.kv_heads % tp and tp % g.kv_heads:
-                raise UserError(f"tensor_parallel_size: {tp}: neither a divisor nor a multiple of the"
-                                f" {g.kv_heads} key/value heads of {self.name}")
+                raise UserError(
+                    f"tensor_parallel_size: {tp}: neither a divisor nor a multiple of the"
+                    f" {g.kv_heads} key/value heads of {self.name}"
+                )
 
     # ---- KV cache
 
@@ -178,7 +191,7 @@ class ModelSpec:
         return max(1, group.kv_heads // tp)
 
     def kv_bytes_per_token_layer(self, group: AttentionGroup, tp: int = 1) -> int:
-        """KV bytes of one token in one layer of ``group`` on one rank (the MLA latent is on every rank whole)."""
+        """KV bytes of one token in one layer of ``group`` on one rank (every rank has the whole MLA latent)."""
         if group.kind == "linear":
             return 0
         element = KV_DTYPE_BYTES[self.kv_cache_dtype]
@@ -187,7 +200,7 @@ class ModelSpec:
         return 2 * self.kv_heads_per_rank(group, tp) * group.head_dim * element
 
     def kv_bytes_per_token(self, tp: int = 1) -> int:
-        """KV bytes of one token on one rank, summed over all layers (sliding layers as if nothing slid out)."""
+        """KV bytes of one token on one rank, summed over all layers (sliding ones as if nothing slid out)."""
         return sum(g.layers * self.kv_bytes_per_token_layer(g, tp) for g in self.groups)
 
     def state_bytes_per_request(self, tp: int = 1) -> int:
@@ -206,8 +219,10 @@ class ModelSpec:
             qk = m.nope_dim + m.rope_dim
             replicated = h * (m.q_lora + m.cached_elements)
             query = (m.q_lora or h) * group.heads * qk
-            return replicated + (query + m.kv_lora * group.heads * (m.nope_dim + m.v_dim)
-                                 + group.heads * m.v_dim * h) / tp  # fmt: skip
+            return (
+                replicated
+                + (query + m.kv_lora * group.heads * (m.nope_dim + m.v_dim) + group.heads * m.v_dim * h) / tp
+            )
         kv = max(group.kv_heads / tp, 1.0)
         wide = 3 if group.output_gate else 2
         return h * (group.heads / tp * wide + 2 * kv) * group.head_dim
@@ -219,8 +234,8 @@ class ModelSpec:
     def weight_bytes(self, tp: int = 1, ep: int = 1) -> int:
         """Weights resident on one rank, embedding and LM head (vocabulary-parallel) included.
 
-        ``ep`` > 1 spreads whole experts over the ranks: the same bytes as slicing them, unless ``ep`` > ``tp``
-        (data-parallel attention), where the experts are spread over all ``ep`` ranks.
+        ``ep`` > 1 spreads whole experts over the ranks: the same bytes as slicing them, unless ``ep`` >
+        ``tp`` (data-parallel attention), where the experts are spread over all ``ep`` ranks.
         """
         q = self.quantization
         total = self.layers * self.mean_attention_params(tp) * q.linear_bytes
@@ -246,7 +261,9 @@ class ModelSpec:
         """The same model with another type of cached elements (vLLM's ``--kv-cache-dtype``)."""
         name = _KV_DTYPE_NAMES.get(dtype.lower())
         if name is None:
-            raise UserError(f"kv_cache_dtype: {dtype!r}: expected one of {', '.join(sorted(_KV_DTYPE_NAMES))}")
+            raise UserError(
+                f"kv_cache_dtype: {dtype!r}: expected one of {', '.join(sorted(_KV_DTYPE_NAMES))}"
+            )
         return self if dtype.lower() == "auto" else replace(self, kv_cache_dtype=name)
 
     def with_quantization(self, quantization: Quantization) -> ModelSpec:

@@ -73,6 +73,7 @@ class MooncakeReader:
             stream = latest.get(session) if session is not None else None
             if stream is not None and row.has("delay"):
                 turn.think_ns = round(row.number("delay", 0, self._limits.max_seconds * 1e3) * MS_NS)
+                turn.recorded_think_ns = turn.think_ns
                 self._delayed += 1
                 stream.append(turn)
                 continue

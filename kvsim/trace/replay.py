@@ -1,11 +1,12 @@
 """Plays a trace on a SimPy clock: sends every turn when its client would, given how fast the answers come.
 
-Each session is a process. A closed-loop session starts at its place in the stagger, an open-loop one at its fixed
-time. A turn is sent when both are over: the think time since the previous response, and every sub-agent that the
-stream waits for. Sub-agents start side by side when the previous response has ended and play the same way.
+Each session is a process. A closed-loop session starts at its place in the stagger, an open-loop one at its
+fixed time. A turn is sent when both are over: the think time since the previous response, and every sub-agent
+that the stream waits for. Sub-agents start side by side when the previous response has ended and play the
+same way.
 
-To play a trace on something else, hand in another `submit`; to shape arrivals differently, subclass nothing and
-change the sessions' ``start_ns``.
+To play a trace on something else, hand in another `submit`; to shape arrivals differently, give the sessions
+other ``start_ns``.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ def play(
 ) -> list[simpy.Process]:
     """Starts one process per session; each ends when everything of its session has ended.
 
-    Events of the same instant happen in order of the sessions in the trace, then of the sub-agents in their turn.
+    Sessions that start at the same instant do so in the order of the trace, sub-agents in that of their turn.
 
     Args:
         env: clock in integer ns.
         trace: what to play.
-        submit: sends one turn. Its event only has to be waited for: a turn that was rejected or failed is over
-            like any other, and the session goes on.
+        submit: sends one turn. Its event is only waited for: a turn that was rejected or failed is over like
+            any other, and the session goes on.
         options: how to play it.
     """
     options = options or ReplayOptions()
@@ -96,10 +97,8 @@ class _Player:
             yield slot
         background: list[simpy.Process] = []
         yield from self._stream(session, "", session.turns, background)
-        for agent in self._start(session, session.trailing, background):
-            yield agent
-        for agent in background:
-            yield agent
+        yield from self._start(session, session.trailing, background)
+        yield from background
         if self._slots is not None and slot is not None:
             self._slots.release(slot)
 
@@ -111,15 +110,14 @@ class _Player:
             think_ns = self._options.think_ns(turn)
             if think_ns:
                 yield self._env.timeout(think_ns)
-            for agent in awaited:
-                yield agent
+            yield from awaited
             yield self._submit(session, name, index, turn)
 
     def _start(
         self, session: Session, agents: Sequence[SubAgent], background: list[simpy.Process]
     ) -> list[simpy.Process]:
         """Starts sub-agents now; returns those to wait for, the others join `background`."""
-        awaited = []
+        awaited: list[simpy.Process] = []
         for agent in agents:
             stream = self._stream(session, agent.name, agent.turns, background)
             process = self._env.process(stream)

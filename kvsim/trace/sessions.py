@@ -215,7 +215,8 @@ class SessionsReader:
                     chain=self.tree.chain(draft.leaves[place], end),
                     known_prompt_tokens=turn.input_tokens,
                     num_ids=turn.input_tokens,
-                    think_ns=0 if place == 0 else turn.think_ms * MS_NS,
+                    think_ns=turn.think_ms * MS_NS if place else 0,
+                    recorded_think_ns=turn.think_ms * MS_NS if place else None,
                     recorded_output_tokens=turn.output_tokens,
                 )
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from kvsim.offload.context import RequestContext
 from kvsim.offload.slot import Slots
@@ -31,8 +31,8 @@ class EvictionPolicy(ABC):
     def touch(self, keys: list[int]) -> None:
         """A lookup or a store has used these keys, present or not (release 0.23.0 only)."""
 
-    def on_access(self, context: RequestContext, positions: Iterable[int]) -> None:
-        """The living request is seen to use these chunks for the first time."""
+    def on_access(self, context: RequestContext, positions: Sequence[int]) -> None:
+        """The living request is seen to use these chunks, in ascending order, for the first time."""
 
     def on_store_miss(self, keys: list[int]) -> None:
         """A request offers these keys for storing and they are absent (once per request and key)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from kvsim.offload.context import SEEN, RequestContext
 from kvsim.offload.policies.base import EvictionPolicy
@@ -26,10 +26,12 @@ class LruPolicy(EvictionPolicy):
         self._last_rank = 0
 
     def insert(self, context: RequestContext, position: int) -> None:
-        key = context.keys[position]
         rank = self._request_rank(context)
+        key = context.keys[position]
         self.slots[key].rank = rank
-        self._join(rank, key, position)
+        group = self._group(rank)
+        self._note_order(rank, group, position)
+        group[key] = position
 
     def evict(self, count: int, protected: Collection[int]) -> list[int] | None:
         chosen: list[int] = []
@@ -49,34 +51,14 @@ class LruPolicy(EvictionPolicy):
         else:
             return None
         for key in chosen:
-            self._leave(self.slots[key].rank, key)
+            self._leave(key)
         return chosen
 
-    def on_access(self, context: RequestContext, positions: Iterable[int]) -> None:
-        rank = self._request_rank(context)
-        keys, slots = context.keys, self.slots
-        for position in positions:
-            key = keys[position]
-            slot = slots.get(key)
-            if slot is not None and slot.rank < rank:  # raised, never lowered
-                self._leave(slot.rank, key)
-                slot.rank = rank
-                self._join(rank, key, position)
+    def on_access(self, context: RequestContext, positions: Sequence[int]) -> None:
+        self._raise(context, positions, self._request_rank(context))
 
     def on_request_finished(self, context: RequestContext) -> None:
-        rank = self._next_rank()
-        groups, slots = self._groups, self.slots
-        fresh: dict[int, int] = {}
-        for position, (key, mark) in enumerate(zip(context.keys, context.marks, strict=True)):
-            if mark & SEEN and (slot := slots.get(key)) is not None:
-                old = groups[slot.rank]
-                del old[key]
-                if not old:
-                    del groups[slot.rank]
-                slot.rank = rank
-                fresh[key] = position
-        if fresh:
-            groups[rank] = fresh
+        self._raise(context, [i for i, mark in enumerate(context.marks) if mark & SEEN], self._next_rank())
 
     def _next_rank(self) -> int:
         self._last_rank += 1
@@ -88,17 +70,41 @@ class LruPolicy(EvictionPolicy):
             context.rank = self._next_rank()
         return context.rank
 
-    def _join(self, rank: int, key: int, position: int) -> None:
+    def _raise(self, context: RequestContext, positions: Sequence[int], rank: int) -> None:
+        """Move the resident ones of these chunks to the group of ``rank``; a rank is raised, never lowered."""
+        keys, slots, groups = context.keys, self.slots, self._groups
+        moved: dict[int, int] = {}
+        for position in positions:
+            key = keys[position]
+            slot = slots.get(key)
+            if slot is not None and slot.rank < rank:
+                old = groups[slot.rank]
+                del old[key]
+                if not old:
+                    del groups[slot.rank]
+                    self._unsorted.discard(slot.rank)
+                slot.rank = rank
+                moved[key] = position
+        if moved:
+            group = self._group(rank)
+            self._note_order(rank, group, next(iter(moved.values())))
+            group.update(moved)
+
+    def _group(self, rank: int) -> dict[int, int]:
         group = self._groups.get(rank)
         if group is None:
             group = self._groups[rank] = {}
-            if rank != self._last_rank:  # the rank is older than the youngest group: back to its place
+            if rank != self._last_rank:  # older than the youngest group: back to its place
                 self._groups = dict(sorted(self._groups.items()))
-        elif rank not in self._unsorted and group and group[next(reversed(group))] > position:
-            self._unsorted.add(rank)
-        group[key] = position
+        return group
 
-    def _leave(self, rank: int, key: int) -> None:
+    def _note_order(self, rank: int, group: dict[int, int], first: int) -> None:
+        """Positions from ``first`` on, ascending, are about to join the group."""
+        if group and group[next(reversed(group))] > first:
+            self._unsorted.add(rank)
+
+    def _leave(self, key: int) -> None:
+        rank = self.slots[key].rank
         group = self._groups[rank]
         del group[key]
         if not group:

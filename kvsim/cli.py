@@ -1,0 +1,136 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvsim import __version__
+from kvsim.cli_trace import trace_app
+from kvsim.errors import UserError
+
+app = typer.Typer(
+    help="Predict what KV-cache offloading does to LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(trace_app, name="trace")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict what KV-cache offloading does to LLM serving."""
+
+
+@app.command(epilog="Example: kvsim run demo.yaml --set connector.cpu_bytes_to_use=256GiB -o runs/smaller")
+def run(
+    config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; repeatable.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder (default: output.folder, else runs/NAME).")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if there is one.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Check all invariants after every step (slow).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
+    from kvsim.config import load_config
+    from kvsim.report.tables import summary_table
+    from kvsim.runner import run_and_save
+
+    settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
+    target = output or settings.output_folder
+    with _progress("simulating", "requests") as report:
+        saved = run_and_save(settings, target, overwrite=overwrite, progress=report)
+    if as_json:
+        _print_json({"folder": str(target), **saved.summary})
+        return
+    console = Console()
+    for note in saved.summary["notes"]:
+        console.print(f"[dim]- {note}[/dim]", highlight=False, soft_wrap=True)
+    console.print(summary_table(saved.summary, title=saved.name))
+    for warning in saved.summary["warnings"]:
+        console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False, soft_wrap=True)
+    console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
+    console.print(f"report {target / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: kvsim compare runs/none runs/lru runs/arc -o runs/comparison")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more run folders; the first is the baseline.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the comparison's report and overlay plot.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Put runs side by side: differences to the first one, and one overlay plot."""
+    from kvsim.report.tables import comparison_table
+    from kvsim.results.compare import compare_frame, mismatches
+    from kvsim.results.runfolder import load_run
+    from kvsim.runner import save_comparison
+
+    if len(runs) < 2:
+        raise UserError(f"compare: {len(runs)} run given, expected at least two")
+    loaded = [load_run(path) for path in runs]
+    if output is not None:
+        save_comparison(loaded, output)
+    if as_json:
+        _print_json(json.loads(compare_frame(loaded).to_json(orient="records")))
+        return
+    console = Console()
+    for line in mismatches(loaded):
+        console.print(f"[yellow]warning:[/yellow] {line}", highlight=False, soft_wrap=True)
+    console.print(comparison_table(loaded))
+    if output is not None:
+        console.print(f"report {output / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(what: str, unit: str) -> Iterator[Any]:
+    """A progress bar on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def main() -> None:
+    """Entry point: a `UserError` is one line on standard error and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""From a config to a run folder: simulate, summarise, draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from kvsim.build import Plan, Simulation, read_trace_of, resolve
+from kvsim.config import RunConfig, dump_config
+from kvsim.report.html import write_comparison, write_report
+from kvsim.report.plots import overlay, save_plots
+from kvsim.report.style import as_png
+from kvsim.results.records import RequestRecord, RunRecord, Sample, as_row
+from kvsim.results.runfolder import Run, RunFolder
+from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS
+
+Progress = Callable[[int, int], None]
+
+
+def simulate(config: RunConfig, progress: Progress | None = None) -> tuple[Plan, RunRecord]:
+    """Run a config in memory.
+
+    Raises:
+        UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
+    """
+    plan = resolve(config, read_trace_of(config))
+    return plan, Simulation(plan, progress).run()
+
+
+def run_and_save(
+    config: RunConfig, folder: Path, *, overwrite: bool = False, progress: Progress | None = None
+) -> Run:
+    """Run a config and write its run folder, which appears whole or not at all."""
+    with RunFolder.create(folder, overwrite=overwrite) as target:
+        plan, record = simulate(config, progress)
+        run = target.write(
+            requests=requests_frame(record),
+            series=series_frame(record),
+            totals=as_row(record.totals),
+            config_text=dump_config(config),
+            notes=record.notes,
+            info=_info(plan),
+        )
+        if config.output.plots:
+            save_plots(run, target.plots)
+        write_report(run, target.report)
+    return run
+
+
+def save_comparison(runs: Sequence[Run], folder: Path) -> None:
+    """Write report and overlay plot of a comparison."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "overlay.png").write_bytes(as_png(overlay(runs)))
+    write_comparison(runs, folder / "report.html")
+
+
+def requests_frame(record: RunRecord) -> pd.DataFrame:
+    """One row per request, in order of arrival."""
+    return pd.DataFrame([as_row(entry) for entry in record.requests], columns=_columns(RequestRecord, REQUEST_COLUMNS))
+
+
+def series_frame(record: RunRecord) -> pd.DataFrame:
+    """One row per sample."""
+    return pd.DataFrame([as_row(sample) for sample in record.series.samples], columns=_columns(Sample, SERIES_COLUMNS))
+
+
+def _columns(kind: type, wanted: dict[str, str]) -> list[str]:
+    return [*wanted, *(name for name in kind.__slots__ if name not in wanted)]  # type: ignore[attr-defined]
+
+
+def _info(plan: Plan) -> dict[str, str]:
+    config, hardware = plan.config, plan.config.hardware
+    return {
+        "trace": f"{plan.trace.name} ({plan.trace.kind}, {len(plan.trace.sessions)} sessions)",
+        "model": plan.model.name,
+        "hardware": f"{hardware.tensor_parallel_size} x {plan.gpu.name}, link {plan.link.name}",
+        "vLLM": config.engine.vllm_version,
+        "connector": config.connector.kind,
+    }

@@ -1,0 +1,280 @@
+"""How many KV blocks vLLM allocates: exact once the bytes are known, an estimate of the bytes before.
+
+Rule of vLLM 0.23.0 (worker/gpu_worker.py, worker/utils.py, core/kv_cache_utils.py): the KV cache gets what is
+left of ``ceil(total * gpu_memory_utilization)`` after weights, the peak of a dummy forward, other allocations
+since start-up and an estimate of the CUDA graphs; blocks are cut out of it layer by layer. The peak cannot be
+known without running the model, so :func:`estimate_num_gpu_blocks` states a range. Given the number that vLLM
+logs, use that instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from kvsim.errors import UserError
+from kvsim.steptime.gpu import GpuSpec
+from kvsim.steptime.spec import ModelSpec
+
+GIB = 1 << 30
+
+# Set on three public logs (RTX 4090 Llama-3.1-8B, gpt-oss-120b on H100 twice); two more were kept for testing.
+# Per logit: bf16 and fp32, sorted values and indices with double buffers, cumulative sums.
+_SAMPLER_BYTES_PER_LOGIT = 36
+_NON_TORCH_BYTES = GIB // 10  # allocations outside torch between start-up and the dummy forward
+# The five logs against this estimate: real minus estimate from -3.1 % to +0.4 % of the budget.
+_MAX_OVER = 0.032
+_MAX_UNDER = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """How the layers of a model share the blocks of one pool, on one rank.
+
+    Attributes:
+        block_tokens: tokens per block.
+        groups: number of KV cache groups (1 if all layers are alike).
+        layers_per_group: layers whose pages make up one block of a group.
+        page_bytes: bytes of one layer's part of a block.
+    """
+
+    block_tokens: int
+    groups: int
+    layers_per_group: int
+    page_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block on one rank: the pages of one group's layers."""
+        return self.page_bytes * self.layers_per_group
+
+    def num_blocks(self, kv_bytes: int) -> int:
+        """Blocks that fit; vLLM floors twice, by page and by layer."""
+        return max(kv_bytes // self.page_bytes // self.layers_per_group, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCapacity:
+    """KV cache of one engine.
+
+    Attributes:
+        num_blocks: best estimate, the null block included as in vLLM's log.
+        low, high: range that the five public logs behind the estimate span.
+        kv_bytes: bytes for KV on one rank (best estimate).
+        layout: block layout on one rank.
+        tokens: what vLLM logs as "GPU KV cache size" when no sliding window frees anything: blocks of one
+            request grow in every group.
+        estimated: False where the number of blocks or bytes was given.
+        explanation: lines for the user.
+    """
+
+    num_blocks: int
+    low: int
+    high: int
+    kv_bytes: int
+    layout: KVLayout
+    tokens: int
+    estimated: bool
+    explanation: tuple[str, ...]
+
+
+def kv_layout(model: ModelSpec, tp: int = 1, block_tokens: int = 16) -> KVLayout:
+    """Groups and page size by vLLM 0.23.0 core/kv_cache_utils.py.
+
+    All layers alike: one group of all layers. Two kinds of layers: the group size is the smaller layer count,
+    or the larger one if that is less than 1.5 times the smaller; each kind is cut into groups of that size,
+    all as large as the largest (the last one is padded). Layers with unequal bytes per token get block sizes
+    that make their pages equal. Linear-attention layers keep a state per request: their groups are not
+    modelled, only full ones count.
+    """
+    model.check_tp(tp)
+    attention = [g for g in model.groups if g.kind != "linear"]
+    per_token = [model.kv_bytes_per_token_layer(g, tp) for g in attention]
+    page = block_tokens * max(per_token)
+    if len(attention) == 1:
+        return KVLayout(block_tokens, 1, attention[0].layers, page)
+    for group, size in zip(attention, per_token, strict=True):
+        if page % (size * block_tokens):
+            raise UserError(
+                f"model {model.name}: KV pages of {group.kind} layers ({size} B per token) do not divide"
+                f" those of the others ({max(per_token)} B): vLLM cannot unify them"
+            )
+    few, many = sorted(g.layers for g in attention)
+    size = many if many < 1.5 * few else few
+    return KVLayout(block_tokens, sum(ceil(g.layers / size) for g in attention), size, page)
+
+
+def blocks_per_request(
+    model: ModelSpec, tokens: int, tp: int = 1, block_tokens: int = 16, max_num_batched_tokens: int = 8192
+) -> int:
+    """Blocks that one request of ``tokens`` tokens may hold at once, over all groups.
+
+    A sliding layer keeps its window less one plus the tokens of one step, and a block more because the window
+    need not start at a block boundary. The quotient of all blocks and this is vLLM's "Maximum concurrency".
+    """
+    layout = kv_layout(model, tp, block_tokens)
+    total = 0
+    for group in model.groups:
+        if group.kind == "linear":
+            continue
+        copies = ceil(group.layers / layout.layers_per_group) if layout.groups > 1 else 1
+        own_tokens = layout.page_bytes // model.kv_bytes_per_token_layer(
+            group, tp
+        )  # tokens per block of this kind
+        blocks = ceil(tokens / own_tokens)
+        if group.kind == "sliding":
+            kept = min(group.window - 1 + max_num_batched_tokens, tokens)
+            blocks = ceil(kept / own_tokens) + 1
+        total += copies * blocks
+    return total
+
+
+def kv_cache_tokens(
+    model: ModelSpec,
+    num_blocks: int,
+    max_model_len: int,
+    tp: int = 1,
+    block_tokens: int = 16,
+    max_num_batched_tokens: int = 8192,
+) -> int:
+    """The "GPU KV cache size" that vLLM logs: maximum concurrency times ``max_model_len``."""
+    per_request = blocks_per_request(model, max_model_len, tp, block_tokens, max_num_batched_tokens)
+    return num_blocks * max_model_len // per_request
+
+
+def default_limits(
+    memory_bytes: int, gpu_name: str = "", version: str = "0.33.0", *, offline: bool = False
+) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) that vLLM takes when neither is given.
+
+    Args:
+        memory_bytes: total device memory.
+        gpu_name: A100s are treated as small whatever their memory.
+        version: ``0.23.0`` or ``0.33.0``; since 0.33.0 devices of 160 GiB and more get 16,384 tokens.
+        offline: the ``LLM`` class instead of ``vllm serve``.
+
+    Source: vLLM engine/arg_utils.py, 0.23.0 and 0.33.0; limits by model length and features come later.
+    """
+    if version not in {"0.23.0", "0.33.0"}:
+        raise UserError(f"version: {version!r}: expected '0.23.0' or '0.33.0'")
+    big = memory_bytes >= 70 * GIB and "a100" not in gpu_name.lower()
+    if version == "0.33.0" and memory_bytes >= 160 * GIB:
+        return 16384, 1024
+    if big:
+        return (16384 if offline else 8192), 1024
+    return (8192 if offline else 2048), 256
+
+
+def estimate_num_gpu_blocks(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tp: int = 1,
+    ep: int = 1,
+    *,
+    block_tokens: int = 16,
+    gpu_memory_utilization: float = 0.92,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    weight_bytes: int | None = None,
+    cuda_graph_bytes: int = 0,
+    version: str = "0.33.0",
+) -> KVCapacity:
+    """KV blocks of one engine by vLLM's rule.
+
+    Args:
+        model: what runs.
+        gpu: on what.
+        tp: tensor-parallel ranks.
+        ep: expert-parallel ranks.
+        block_tokens: vLLM's ``--block-size``.
+        gpu_memory_utilization: default 0.92 (0.9 before vLLM 0.20).
+        max_num_seqs: None = vLLM's default for this GPU.
+        max_num_batched_tokens: None = vLLM's default for this GPU.
+        kv_cache_memory_bytes: per GPU; skips the estimate as vLLM's flag does.
+        weight_bytes: per GPU, as vLLM logs it ("Model loading took"); None = computed.
+        cuda_graph_bytes: what vLLM charges for CUDA graphs (logged; since 0.21), unknown before it ran.
+        version: for the defaults.
+
+    Raises:
+        UserError: nothing is left for the KV cache.
+    """
+    layout = kv_layout(model, tp, block_tokens)
+    if kv_cache_memory_bytes is not None:
+        blocks = layout.num_blocks(kv_cache_memory_bytes)
+        if blocks < 2:
+            raise UserError(
+                f"kv_cache_memory_bytes: {kv_cache_memory_bytes}: a block of {model.name} takes"
+                f" {layout.block_bytes} bytes; expected room for at least two"
+            )
+        given = (f"given: {_gib(kv_cache_memory_bytes)} of KV per GPU", _layout_line(layout, blocks))
+        tokens = _pool_tokens(layout, blocks)
+        return KVCapacity(blocks, blocks, blocks, kv_cache_memory_bytes, layout, tokens, False, given)
+    if not 0 < gpu_memory_utilization <= 1:
+        raise UserError(f"gpu_memory_utilization: {gpu_memory_utilization}: expected a number in (0, 1]")
+    tokens_default, seqs_default = default_limits(gpu.memory_bytes, gpu.name, version)
+    step_tokens = max_num_batched_tokens if max_num_batched_tokens is not None else tokens_default
+    seqs = max_num_seqs if max_num_seqs is not None else min(seqs_default, step_tokens)
+    weights = model.weight_bytes(tp, ep) if weight_bytes is None else weight_bytes
+    forward = forward_peak_bytes(model, step_tokens, tp)
+    sampler = sampler_peak_bytes(model, seqs, step_tokens)
+    peak = max(forward, sampler)
+    budget = ceil(gpu.memory_bytes * gpu_memory_utilization)
+    kv_bytes = budget - weights - peak - _NON_TORCH_BYTES - cuda_graph_bytes
+    share = f"{gpu_memory_utilization:g} of the {_gib(gpu.memory_bytes)} that CUDA reports on {gpu.name}"
+    lines = [
+        f"{_gib(budget)} = {share}",
+        f"- {_gib(weights)} weights of {model.name}"
+        + (f" on one of {max(tp, ep)} ranks" if max(tp, ep) > 1 else ""),
+        f"- {_gib(peak)} peak of the dummy forward ("
+        + (f"sampler on {seqs} sequences)" if sampler >= forward else f"{step_tokens} tokens)"),
+        f"- {_gib(_NON_TORCH_BYTES)} other"
+        + (f", {_gib(cuda_graph_bytes)} CUDA graphs" if cuda_graph_bytes else ""),
+    ]
+    least, most = kv_bytes - ceil(_MAX_OVER * budget), kv_bytes + ceil(_MAX_UNDER * budget)
+    low, blocks, high = (layout.num_blocks(b) for b in (least, kv_bytes, most))
+    if blocks < 2:
+        what = "do not fit" if budget < weights else "leave no room for the KV cache"
+        raise UserError(
+            f"gpu memory: {_gib(weights)} of weights of {model.name} (tensor_parallel_size {tp}) {what} in"
+            f" {_gib(budget)} ({share}) beside {_gib(peak + _NON_TORCH_BYTES)} of activations; raise"
+            " tensor_parallel_size, lower max_num_seqs or max_num_batched_tokens, take a larger GPU or quantized"
+            " weights, or set num_gpu_blocks"
+        )
+    lines.append(
+        f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between"
+        f" {_gib(max(least, 0))} and {_gib(most)}"
+    )
+    lines.append(
+        _layout_line(layout, blocks) + f"; {low:,} to {high:,} are possible, set num_gpu_blocks from the log"
+        " of your vLLM to be exact"
+    )
+    return KVCapacity(blocks, low, high, kv_bytes, layout, _pool_tokens(layout, blocks), True, tuple(lines))
+
+
+def forward_peak_bytes(model: ModelSpec, step_tokens: int, tp: int = 1) -> int:
+    """Activations of the dummy forward: residual stream and the widest MLP of one layer, bf16."""
+    width = model.dense_inter / tp
+    if model.moe:
+        width = max(width, (model.moe.inter * model.moe.top_k + model.moe.shared_inter) / tp)
+    return ceil(2 * step_tokens * (4 * model.hidden + 3 * width))
+
+
+def sampler_peak_bytes(model: ModelSpec, max_num_seqs: int, step_tokens: int) -> int:
+    """Sampling with top-k and top-p on as many rows as sequences may run."""
+    return _SAMPLER_BYTES_PER_LOGIT * min(max_num_seqs, step_tokens) * model.vocab
+
+
+def _pool_tokens(layout: KVLayout, blocks: int) -> int:
+    return blocks // layout.groups * layout.block_tokens
+
+
+def _layout_line(layout: KVLayout, blocks: int) -> str:
+    layers = f"{layout.layers_per_group} layers"
+    shape = f"{layout.groups} groups of {layers}" if layout.groups > 1 else layers
+    size = f"{layout.block_bytes:,} bytes per block and GPU"
+    return f"{blocks:,} blocks of {layout.block_tokens} tokens ({shape}, {size})"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -1,0 +1,160 @@
+"""Caches over runs of blocks: hits of an unlimited one, LRU reuse distances, blocks touched per window.
+
+A prompt is a list of runs ``(segment index, blocks)``: the first so many trace blocks of each segment on its
+way from the root. All blocks of a run meet the same fate, so everything here is exact and costs a few
+operations per run, however long the prompts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvsim.trace.session import Turn
+
+Runs = list[tuple[int, int]]
+
+
+def prompt_runs(turn: Turn, block_tokens: int) -> Runs:
+    """The prompt of a turn, as far as it has ids, in trace blocks; a partial last block counts as one."""
+    limit = turn.num_ids * block_tokens
+    runs: Runs = []
+    for segment in turn.chain.segments:
+        if segment.start_tokens >= limit:
+            break
+        tokens = min(segment.end_tokens, limit) - segment.start_tokens
+        runs.append((segment.index, tokens // block_tokens))
+    return runs
+
+
+class InfiniteCache:
+    """Holds every prompt block it was ever shown."""
+
+    def __init__(self) -> None:
+        self._longest: dict[int, int] = {}
+
+    def lookup(self, runs: Runs) -> int:
+        """Leading blocks of a prompt that are there."""
+        longest = self._longest
+        hit = 0
+        for segment, blocks in runs:
+            have = longest.get(segment, 0)
+            if have < blocks:
+                return hit + have
+            hit += blocks
+        return hit
+
+    def insert(self, runs: Runs) -> None:
+        """Adds a prompt."""
+        longest = self._longest
+        for segment, blocks in runs:
+            if blocks > longest.get(segment, 0):
+                longest[segment] = blocks
+
+    @property
+    def blocks(self) -> int:
+        """Distinct blocks held."""
+        return sum(self._longest.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseDistances:
+    """How far apart the uses of a block are, in distinct blocks used since: the size an LRU cache needs.
+
+    The distance of a block used by request r and last by request p is the number of distinct blocks used by
+    the requests ``p .. r-1``. An LRU cache of that many blocks, filled a request at a time, still holds it.
+
+    Attributes:
+        counts: (distance, uses with it), by rising distance.
+        first_uses: uses of a block that was never used before; they have no distance.
+    """
+
+    counts: tuple[tuple[int, int], ...]
+    first_uses: int
+
+    @property
+    def reuses(self) -> int:
+        """Uses that have a distance."""
+        return sum(uses for _, uses in self.counts)
+
+    def percentile(self, percent: int) -> int | None:
+        """Nearest-rank percentile over all reuses, in blocks; None if there are none."""
+        rank = -(-percent * self.reuses // 100)
+        seen = 0
+        for distance, uses in self.counts:
+            seen += uses
+            if seen >= rank:
+                return distance
+        return None
+
+    def hit_rate(self, capacity_blocks: int) -> float:
+        """Share of all uses that an LRU cache of this size serves; first uses are misses."""
+        total = self.reuses + self.first_uses
+        hits = sum(uses for distance, uses in self.counts if distance <= capacity_blocks)
+        return hits / total if total else 0.0
+
+
+def reuse_distances(requests: Sequence[Runs]) -> ReuseDistances:
+    """Reuse distances of prompts played in this order.
+
+    Per segment a stack of (end, last request) tells who used which part last: a prompt that uses a segment up
+    to some block used all before it, so the newest user is always in front. A Fenwick tree over the requests
+    counts the blocks last used by each.
+    """
+    stacks: dict[int, list[tuple[int, int]]] = {}
+    tree = [0] * (len(requests) + 1)
+    counts: dict[int, int] = {}
+    first_uses = live = 0
+
+    def add(request: int, blocks: int) -> None:
+        at = request + 1
+        while at < len(tree):
+            tree[at] += blocks
+            at += at & -at
+
+    def before(request: int) -> int:
+        total = 0
+        at = request
+        while at > 0:
+            total += tree[at]
+            at -= at & -at
+        return total
+
+    for now, runs in enumerate(requests):
+        moved: dict[int, int] = {}  # last request -> blocks this one takes over
+        used = 0
+        for segment, blocks in runs:
+            if not blocks:
+                continue
+            used += blocks
+            stack = stacks.setdefault(segment, [])
+            start = 0
+            while stack and start < blocks:
+                end, last = stack[-1]
+                moved[last] = moved.get(last, 0) + min(end, blocks) - start
+                if end > blocks:
+                    start = blocks
+                    break
+                stack.pop()
+                start = end
+            first_uses += blocks - start
+            stack.append((blocks, now))
+        for last, blocks in moved.items():
+            distance = live - before(last)
+            counts[distance] = counts.get(distance, 0) + blocks
+        for last, blocks in moved.items():
+            add(last, -blocks)
+        live += used - sum(moved.values())
+        add(now, used)
+    return ReuseDistances(tuple(sorted(counts.items())), first_uses)
+
+
+def blocks_per_window(times_s: Sequence[float], requests: Iterable[Runs], window_s: int) -> list[int]:
+    """Distinct blocks used in each window that saw a request, windows counted from the earliest time."""
+    if not times_s:
+        return []
+    start_s = min(times_s)
+    windows: dict[int, InfiniteCache] = {}
+    for time_s, runs in zip(times_s, requests, strict=True):
+        windows.setdefault(int((time_s - start_s) // window_s), InfiniteCache()).insert(runs)
+    return [window.blocks for _, window in sorted(windows.items())]
