@@ -21,7 +21,7 @@ from kvsim.trace.files import KINDS
 from kvsim.trace.generate import GeneratorParameters, write_trace
 from kvsim.trace.mooncake import DEFAULT_BLOCK_TOKENS
 from kvsim.trace.read import OutputsReturn, read_trace
-from kvsim.trace.session import Trace
+from kvsim.trace.schedule import MAX_THINK_S, RESPONSE_S, STAGGER_S
 from kvsim.trace.stats import LLAMA_70B_KV_BYTES, Distribution, OrderStats, TraceStats, describe
 
 trace_app = typer.Typer(
@@ -71,7 +71,7 @@ def stats(
     else:
         # A narrow terminal wraps; a wide one, a file or a pipe gets the same 100 columns every time.
         console = Console(width=min(_WIDTH, Console().width) if sys.stdout.isatty() else _WIDTH)
-        for table in _tables(found, trace):
+        for table in _tables(found):
             console.print(table)
         for note in found.notes:
             console.print(f"note: {note}", markup=False, highlight=False)
@@ -175,7 +175,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
 
-def _tables(found: TraceStats, trace: Trace) -> Iterator[Table]:
+def _tables(found: TraceStats) -> Iterator[Table]:
     yield _overview(found)
     yield _lengths(found)
     yield _hit_table(found)
@@ -191,8 +191,8 @@ def _overview(found: TraceStats) -> Table:
     table.add_row("requests", f"{found.requests:,}")
     if found.subagents:
         table.add_row("  in main streams", f"{found.main_requests:,}")
-        agents = f"{found.subagent_requests:,} in {found.subagents:,}, in {found.sessions_with_subagents:,} sessions"
-        table.add_row("  in sub-agents", agents)
+        agents = f"{found.subagents:,} of {found.sessions_with_subagents:,} sessions"
+        table.add_row(f"  in sub-agents ({agents})", f"{found.subagent_requests:,}")
     table.add_row("input : output tokens", f"{found.input_output_ratio:,.2f}")
     if found.consecutive_pairs:
         cuts = f"{found.context_cuts:,} of {found.consecutive_pairs:,} consecutive pairs"
@@ -261,6 +261,12 @@ def _lru_table(found: TraceStats) -> Table:
         label = f"reuse distance {percent}"
         table.add_row(label, *(f"{order.reuse_gb[percent]:,.2f} GB" for order in found.orders))
     table.add_row("block uses with / without a distance", *(_uses(order) for order in found.orders))
+    if len(found.orders) > 1:
+        table.caption = (
+            f"interleaved: sessions {STAGGER_S:g} s apart, responses as long as recorded ({RESPONSE_S:g} s "
+            f"where unknown), think times of at most {MAX_THINK_S:g} s"
+        )
+        table.caption_justify = "left"
     return table
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - scripts, run by path
 """Fit the two host constants on measured TPOTs, and error figures."""
 
 from __future__ import annotations

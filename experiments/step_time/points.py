@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - scripts, run by path
 """Single published measurements: prefill times of gpt-oss-120b, and client-side TTFT at concurrency 4."""
 
 from __future__ import annotations

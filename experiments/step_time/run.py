@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - scripts, run by path
 """Predicted against measured step times: TPOT of public vLLM servers, prefill times, client-side TTFT.
 
 Run `python experiments/step_time/run.py`; the measurements are downloaded once into the cache folder

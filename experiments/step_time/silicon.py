@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - scripts, run by path
 """Measured TPOTs of vLLM servers (`silicon_sample.csv` of aiconfigurator-core) and our prediction of each.
 
 The file is third-party data (Apache-2.0) and is not in this repository; :func:`find_csv` takes it out of the
@@ -58,7 +59,8 @@ class Row:
         model, gpu, tp, ep: what ran.
         prompt_tokens, output_tokens: nominal lengths.
         concurrency: requests in flight.
-        since_0_14: measured with vLLM 0.14 or newer (0.15 to 0.19 in the file).
+        since_0_14: measured with vLLM 0.14 or newer (0.15 to 0.19 in the file); rows without a version are
+            dated 2025-10 to 2025-12.
         ttft_ms, tpot_ms: measured.
         kernel_ms: kernel time per output token, our roofline without any host time.
         requests: scheduled requests per output token (host time per request is paid that often).

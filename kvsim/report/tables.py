@@ -18,7 +18,7 @@ MOST_COLUMNS = 4
 """With more runs than this the table is turned: a row per run, a few metrics as columns."""
 
 _LABEL_WIDTH = 22
-_RUN_WIDTH = 24
+_RUN_WIDTH = 22
 _TURNED = (
     ("Hit rate", "hit_rate.total"),
     ("GPU", "hit_rate.local"),

@@ -221,11 +221,12 @@ def write_parquet(frame: pd.DataFrame, columns: Mapping[str, str], path: Path) -
         raise ValueError(f"{path.name}: the table lacks the columns {', '.join(missing)}")
     fields, arrays = [], []
     for name in [*columns, *(extra for extra in frame.columns if extra not in columns)]:
-        array = pa.array(frame[name].tolist(), type=_ARROW[columns[name]] if name in columns else None)
-        fields.append(pa.field(str(name), array.type, nullable=False))
-        arrays.append(array)
+        kind = _ARROW[columns[name]] if name in columns else None
+        array = pa.array(frame[name].tolist(), type=kind, from_pandas=True)  # NaN counts as empty
         if array.null_count:
             raise ValueError(f"{path.name}: the column {name} has empty cells")
+        fields.append(pa.field(str(name), array.type, nullable=False))
+        arrays.append(array)
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
     pq.write_table(table, path, compression="zstd", version="2.6", store_schema=False)
 

@@ -18,7 +18,7 @@ class StepTimeModel(Protocol):
         """Time of one step.
 
         Args:
-            prefill: one pair per scheduled prompt chunk: (new tokens, tokens of the request already computed).
+            prefill: one pair per scheduled prompt chunk: (new tokens, tokens of it already computed).
             decode: one context length per decoding request, the token being computed included.
 
         Returns:

@@ -18,7 +18,7 @@ from kvsim.steptime.spec import ModelSpec
 
 GIB = 1 << 30
 
-# Set on three public logs (RTX 4090 Llama-3.1-8B, gpt-oss-120b on H100 twice); two more were kept for testing.
+# Set on three public logs (RTX 4090 Llama-3.1-8B, gpt-oss-120b on H100 twice), tested on two more.
 # Per logit: bf16 and fp32, sorted values and indices with double buffers, cumulative sums.
 _SAMPLER_BYTES_PER_LOGIT = 36
 _NON_TORCH_BYTES = GIB // 10  # allocations outside torch between start-up and the dummy forward
@@ -238,8 +238,8 @@ def estimate_num_gpu_blocks(
         raise UserError(
             f"gpu memory: {_gib(weights)} of weights of {model.name} (tensor_parallel_size {tp}) {what} in"
             f" {_gib(budget)} ({share}) beside {_gib(peak + _NON_TORCH_BYTES)} of activations; raise"
-            " tensor_parallel_size, lower max_num_seqs or max_num_batched_tokens, take a larger GPU or quantized"
-            " weights, or set num_gpu_blocks"
+            " tensor_parallel_size, lower max_num_seqs or max_num_batched_tokens, take a larger GPU or"
+            " quantized weights, or set num_gpu_blocks"
         )
     lines.append(
         f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between"

@@ -191,7 +191,7 @@ class ModelSpec:
         return max(1, group.kv_heads // tp)
 
     def kv_bytes_per_token_layer(self, group: AttentionGroup, tp: int = 1) -> int:
-        """KV bytes of one token in one layer of ``group`` on one rank (every rank has the whole MLA latent)."""
+        """KV bytes of one token in one layer of ``group`` on one rank; the MLA latent is on every rank."""
         if group.kind == "linear":
             return 0
         element = KV_DTYPE_BYTES[self.kv_cache_dtype]

@@ -2,13 +2,14 @@
 
 Published (vLLM and Mooncake blog of 2026-05-06), and reproduced by the defaults: 610 sessions, median 33
 turns; first context 12 K tokens, about 80 K at turn 30, above 180 K at most; 2,242 tokens more context per
-turn, the previous answer included; input to output 131 to 1; 94.2 % of the prompt tokens found in an unlimited
-prefix cache; time between turns 5.2 s in the median and 81.4 s at P99.
+turn, the previous answer included; input to output 131 to 1; 94.2 % of the prompt tokens found in an
+unlimited prefix cache; time between turns 5.2 s in the median and 81.4 s at P99.
 
 Our choice, because nothing is published: how turns, first contexts, pace and answers spread; that 8 K tokens
-of the first context are the same for all (system prompt and tools); exponential tool results; and that 3.6 % of
-the turns rewrite their history behind a random point without shortening it. Only the last one brings the hit
-rate from 95.7 % down to the published one; in 60 recorded sessions of another agent 2.7 % of the turns do so.
+of the first context are the same for all (system prompt and tools); exponential tool results; and that 3.6 %
+of the turns rewrite their history behind a random point without shortening it. Only the last one brings the
+hit rate from 95.7 % down to the published one; in 60 recorded sessions of another agent 2.7 % of the turns
+keep less than nine tenths of the previous prompt.
 
 Draws that decide a whole session (turns, pace, first context) are stratified: every session gets another
 quantile of the distribution, in random order. So few sessions already have the right median and spread.

@@ -44,8 +44,8 @@ class Request:
 def recorded_pace(trace: Trace) -> list[Request]:
     """All requests in order of time, if every response takes as long as it did when recorded.
 
-    Closed-loop sessions start 60 s apart, think times are taken as recorded but cut at 60 s, and a response of
-    unknown length takes 10 s.
+    Closed-loop sessions start 60 s apart, think times are taken as recorded but cut at 60 s, and a response
+    of unknown length takes 10 s.
     """
     requests: list[Request] = []
     staggered = 0

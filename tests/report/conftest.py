@@ -1,6 +1,46 @@
-"""Puts the builder of synthetic runs, which two folders of tests share, on the import path."""
+"""Synthetic runs for the tests of reports, made once."""
+
+from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "results"))
+
+from run_builder import big_run, requests_of, series_of, small_requests, small_series, small_totals
+
+from kvsim.results.runfolder import Run, RunFolder, load_run
+
+
+@pytest.fixture(scope="session")
+def offload(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A lifelike run with a CPU tier."""
+    return big_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same requests without a CPU tier."""
+    return big_run(tmp_path_factory.mktemp("runs"), offload=False)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run made by hand, with requests of every status; its name wants escaping in HTML and in rich."""
+    path = tmp_path_factory.mktemp("runs") / "small <b>[red]&"
+    with RunFolder.create(path) as folder:
+        folder.write(
+            requests=small_requests(), series=small_series(), totals=small_totals(), config_text="a: <x>\n"
+        )
+    return load_run(path)
+
+
+@pytest.fixture(scope="session")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which nothing happened."""
+    path = tmp_path_factory.mktemp("runs") / "empty"
+    with RunFolder.create(path) as folder:
+        folder.write(requests=requests_of([]), series=series_of([]), totals={}, config_text="")
+    return load_run(path)

@@ -1,4 +1,4 @@
-"""Runs side by side: differences and ratios to the first, names, and whether they served the same requests."""
+"""Runs side by side: differences and ratios to the first, names, and whether requests are the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def run(name: str = "a", **totals: int) -> Run:
 
 def test_differences_and_ratios() -> None:
     """Each value comes with its difference and its ratio to the first run, null where there is none."""
-    rows = {row.metric.key: row for row in compare([run(), run("b", cannot_store=5, h2d_busy_ns=0), run("c")])}
+    rows = {
+        row.metric.key: row for row in compare([run(), run("b", cannot_store=5, h2d_busy_ns=0), run("c")])
+    }
     refused = rows["tiers.cpu.cannot_store"]
     assert refused.values == (2, 5, 2)
     assert refused.differences == (0, 3, 0)
@@ -60,7 +62,7 @@ def test_frame() -> None:
 
 
 def test_names_are_unique() -> None:
-    """Runs of the same name are told apart by their parent folder, and by numbers when that is the same too."""
+    """Runs of the same name are told apart by their parent folder, by numbers when that is the same too."""
     runs = [replace(run(), path=Path(path)) for path in ("/x/a", "/y/a", "/y/a")] + [run("b")]
     assert labels(runs) == ["x/a", "y/a", "y/a (2)", "b"]
 
@@ -77,8 +79,10 @@ def test_other_requests() -> None:
     requests = small_requests()
     requests.loc[0, "prompt_tokens"] = 1001
     assert mismatches([run(), run("b"), replace(run("c"), requests=requests)]) == [
-        "These runs share only a part of their requests with a, which has 7: c (6 of its 7 requests). "
-        "Differences are not due to the configuration alone."
+        (
+            "These runs share only a part of their requests with a, which has 7: c (6 of its 7 requests). "
+            "Differences are not due to the configuration alone."
+        )
     ]
 
 

@@ -86,10 +86,15 @@ def test_further_columns_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, UserError, SystemExit])
 def test_interrupted_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     """A run that ends early leaves neither a folder, nor a temporary one, nor the parents made for it."""
-    with pytest.raises(error), RunFolder.create(tmp_path / "new" / "run") as folder:
-        folder.write(requests=small_requests(), series=small_series(), totals={}, config_text="")
-        (folder.plots / "p.png").write_bytes(b"x")
-        raise error
+
+    def interrupted() -> None:
+        with RunFolder.create(tmp_path / "new" / "run") as folder:
+            folder.write(requests=small_requests(), series=small_series(), totals={}, config_text="")
+            (folder.plots / "p.png").write_bytes(b"x")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any
@@ -23,7 +24,7 @@ def summary() -> dict[str, Any]:
 
 
 def test_counts(summary: dict[str, Any]) -> None:
-    """Arrived requests are the sum of those finished, rejected, failed and stuck, and each reason is counted."""
+    """Arrived requests are the sum of finished, rejected, failed and stuck ones; each reason is counted."""
     assert summary["requests"] == {
         "arrived": 7,
         "finished": 3,
@@ -131,7 +132,7 @@ def test_engine_and_links(summary: dict[str, Any]) -> None:
 
 
 def test_tiers(summary: dict[str, Any]) -> None:
-    """Tiers report peak and end in blocks, bytes and share of the capacity, and what they evicted or refused."""
+    """Tiers report peak and end in blocks, bytes and share of capacity, and what they evicted or refused."""
     mib = 2**20
     assert summary["tiers"]["gpu"] == {
         "capacity_blocks": 100,
@@ -221,7 +222,9 @@ def test_no_tier_has_no_share() -> None:
 
 def test_zero_time_has_no_rate() -> None:
     """A request that ends when it arrives gives a makespan of zero and no throughput."""
-    rows = [{"arrival_ns": 5, "first_scheduled_ns": 5, "first_token_ns": 5, "finish_ns": 5, "output_tokens": 1}]
+    rows = [
+        {"arrival_ns": 5, "first_scheduled_ns": 5, "first_token_ns": 5, "finish_ns": 5, "output_tokens": 1}
+    ]
     throughput = summarize(requests_of(rows), {"end_ns": 5})["throughput"]
     assert throughput["makespan_s"] == 0.0
     assert throughput["requests_per_s"] is None
@@ -238,7 +241,8 @@ def test_faulty_tables_are_refused() -> None:
 def test_reasons_are_sorted() -> None:
     """Reasons come most frequent first, then by name, whatever the order of the rows."""
     rows = [
-        {"status": "rejected", "first_scheduled_ns": -1, "reason": reason} for reason in ("b", "c", "a", "c", "")
+        {"status": "rejected", "first_scheduled_ns": -1, "reason": reason}
+        for reason in ("b", "c", "a", "c", "")
     ]
     reasons = summarize(requests_of(rows), {})["requests"]["reasons"]
     assert list(reasons["rejected"].items()) == [("c", 2), ("a", 1), ("b", 1), ("unknown", 1)]
@@ -247,6 +251,18 @@ def test_reasons_are_sorted() -> None:
 def test_digest_is_pinned() -> None:
     """The digest of known results is a known number: it does not depend on library versions."""
     assert digest(small_requests()) == "06768f67ef4c7d7d1a05a7df26048f627a2a3dc19ee4ecf36b3890eeff96be31"
+
+
+def test_digest_is_a_hash_of_text() -> None:
+    """The digest is the SHA-256 of a text that anybody can write down."""
+    text = (
+        "request_id\tsession\tstream\tturn\tstatus\treason\tarrival_ns\tfirst_scheduled_ns\tfirst_token_ns\t"
+        "finish_ns\tprompt_tokens\toutput_tokens\tlocal_hit_tokens\texternal_hit_tokens\tload_wait_ns\t"
+        "preemptions\n"
+        '"r0"\t"\\u00e9"\t""\t0\t"finished"\t""\t7\t0\t-1\t-1\t0\t0\t0\t0\t0\t0\n'
+    )
+    rows = [{"session": "é", "arrival_ns": 7}]
+    assert digest(requests_of(rows)) == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_digest_sees_every_value() -> None:
@@ -303,8 +319,10 @@ def _numbers(value: object) -> list[float]:
 
 @settings(max_examples=60, deadline=None)
 @given(rows=rows, totals=totals, with_series=st.booleans())
-def test_always_plain_and_finite(rows: list[dict[str, Any]], totals: dict[str, int], with_series: bool) -> None:
-    """Whatever arrived and whatever counters there are, a summary is plain JSON without NaN, and can be judged."""
+def test_always_plain_and_finite(
+    rows: list[dict[str, Any]], totals: dict[str, int], with_series: bool
+) -> None:
+    """Whatever arrived and whatever was counted, a summary is plain JSON without NaN and can be judged."""
     requests = requests_of(rows)
     summary = summarize(requests, totals, small_series() if with_series else None)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary

@@ -1,0 +1,132 @@
+"""Small worlds for tests: traces from a few numbers, random workloads, and runs of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvsim.build import Plan, Simulation, resolve
+from kvsim.chain import ROOT, PrefixTree
+from kvsim.config import RunConfig
+from kvsim.results.records import RunRecord
+from kvsim.trace.session import Session, SubAgent, Trace, Turn
+
+MS = 1_000_000
+
+
+@dataclass
+class TraceBuilder:
+    """Sessions whose prompts grow: each turn keeps some of the last prompt and adds fresh tokens."""
+
+    outputs_return: bool = True
+
+    def __post_init__(self) -> None:
+        self.tree = PrefixTree()
+        self._common = ROOT
+        self._sessions: list[tuple[str, int | None, list[tuple[Any, int, int, int, list[Any]]]]] = []
+
+    def common_prefix(self, tokens: int) -> None:
+        """All sessions start with the same tokens."""
+        self._common = self.tree.grow(ROOT, 0, tokens)
+
+    def session(
+        self, name: str, turns: list[tuple[int, int, int]], start_ns: int | None = None, keep: int | None = None
+    ) -> None:
+        """``turns``: (new tokens, output tokens, think ns); ``keep``: tokens of the common prefix it uses."""
+        leaf = self._common
+        length = leaf.num_tokens if keep is None else min(keep, leaf.num_tokens)
+        rows = []
+        for new, out, think in turns:
+            prompt = length + new
+            content = prompt + (out if self.outputs_return else 0)
+            leaf = self.tree.grow(leaf, min(length, leaf.num_tokens), content - min(length, leaf.num_tokens))
+            rows.append((leaf, prompt, out, think, []))
+            length = content
+        self._sessions.append((name, start_ns, rows))
+
+    def build(self) -> Trace:
+        """The trace."""
+        sessions = tuple(
+            Session(name, start, tuple(self._turn(*row) for row in rows)) for name, start, rows in self._sessions
+        )
+        return Trace("test", "sessions", 1, sessions, self.outputs_return, (), self.tree)
+
+    def _turn(self, leaf: Any, prompt: int, out: int, think: int, agents: list[SubAgent]) -> Turn:
+        return Turn(prompt, out, self.tree.chain(leaf, leaf.num_tokens), prompt, 0, think, subagents=tuple(agents))
+
+
+def config(**parts: Any) -> RunConfig:
+    """A config for traces that are handed in: Llama-3.1-8B on one H100, 1 ms per step, 10 us per token."""
+    base: dict[str, Any] = {
+        "trace": {"path": "unused", "session_interval": "0", "max_think_time": None},
+        "model": {"name": "llama-3.1-8b"},
+        "engine": {"num_gpu_blocks_override": 200, "max_model_len": 2048, "max_num_batched_tokens": 256,
+                   "max_num_seqs": 16},
+        "step_time": {"kind": "fixed", "per_step": "1ms", "per_token": "10us"},
+        "debug": True,
+    }  # fmt: skip
+    for key, value in parts.items():
+        base[key] = {**base[key], **value} if isinstance(base.get(key), dict) and isinstance(value, dict) else value
+    return RunConfig.model_validate(base)
+
+
+def run(trace: Trace, settings: RunConfig) -> tuple[Plan, RunRecord]:
+    """Simulate a trace under a config."""
+    plan = resolve(settings, trace)
+    return plan, Simulation(plan).run()
+
+
+def random_trace(rng: random.Random) -> Trace:
+    """A few sessions with a common prefix, block-edge lengths, one-token outputs and sub-agents."""
+    builder = TraceBuilder(outputs_return=rng.random() < 0.7)
+    builder.common_prefix(rng.choice([0, 0, 16, 40, 128, 300]) or 1)
+    for i in range(rng.randint(1, 7)):
+        turns = []
+        for _ in range(rng.randint(1, 5)):
+            new = rng.choice([1, 15, 16, 17, 32, rng.randint(1, 400), rng.randint(1, 900)])
+            out = rng.choice([1, 1, 2, 16, rng.randint(1, 60)])
+            turns.append((new, out, rng.choice([0, 0, MS, rng.randint(0, 60 * MS)])))
+        start = rng.choice([None, None, rng.randint(0, 50 * MS)])
+        builder.session(f"s{i}", turns, start, keep=rng.choice([None, 0, 16, 33]))
+    trace = builder.build()
+    if len(trace.sessions) > 2 and rng.random() < 0.5:  # the last session becomes a sub-agent of the first
+        first, agent = trace.sessions[0], trace.sessions[-1]
+        at = rng.randrange(len(first.turns))
+        sub = SubAgent("agent", rng.random() < 0.7, agent.turns)
+        turns = tuple(replace(t, subagents=(sub,)) if i == at else t for i, t in enumerate(first.turns))
+        trace = replace(trace, sessions=(replace(first, turns=turns), *trace.sessions[1:-1]))
+    return trace
+
+
+def random_config(rng: random.Random) -> RunConfig:
+    """Limits small enough that everything is scarce."""
+    blocks = rng.choice([40, 64, 100, 200, 400])
+    engine = {
+        "num_gpu_blocks_override": blocks,
+        "max_num_batched_tokens": rng.choice([32, 64, 256, 2048]),
+        "max_num_seqs": rng.choice([1, 2, 8, 16]),
+        "vllm_version": rng.choice(["0.33.0", "0.33.0", "0.23.0"]),
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "long_prefill_token_threshold": rng.choice([0, 0, 40]),
+        "enable_prefix_caching": rng.random() < 0.9,
+        "scheduler_reserve_full_isl": rng.random() < 0.9,
+    }
+    engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], engine["max_num_seqs"])
+    connector: dict[str, Any] = {"kind": "none"}
+    if rng.random() < 0.8:
+        factor = rng.choice([1, 1, 2, 4])
+        connector = {
+            "kind": "offloading",
+            "cpu_bytes_to_use": f"{rng.choice([8, 40, 150, 2000]) * factor * 2}MiB",  # blocks of 2 MiB
+            "eviction_policy": rng.choice(["lru", "arc"]),
+            "block_size_factor": factor,
+            "offload_prompt_only": rng.random() < 0.7,
+            "store_threshold": rng.choice([0, 0, 2]),
+        }
+    return config(
+        engine=engine,
+        connector=connector,
+        transfer={"kind": rng.choice(["profile", "profile", "instant"])},
+        step_time={"kind": "fixed", "per_step": rng.choice(["10us", "1ms"]), "per_token": "1us"},
+    )
