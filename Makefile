@@ -21,7 +21,7 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run
-	$(foreach name,$(DEMO),$(BIN)/kvsim run experiments/demo/$(name).yaml &&) true
+	$(foreach name,$(DEMO),$(BIN)/kvsim run experiments/demo/$(name).yaml --overwrite &&) true
 	$(BIN)/kvsim compare $(addprefix runs/demo/,$(DEMO)) -o runs/demo/comparison
 
 test: $(VENV)/.test

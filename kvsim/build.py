@@ -35,6 +35,7 @@ _QUANTIZATIONS = {
     "bf16": Quantization("bf16", 2.0, "bf16", 2.0, "bf16"),
     "fp8": Quantization("fp8", 1.0, "fp8", 1.0, "fp8"),
 }
+ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
 Progress = Callable[[int, int], None]
 
 
@@ -95,6 +96,10 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
     ep = tp if hardware.expert_parallel else 1
     link = load_link(hardware.link or default_link(gpu.name))
     notes = [*trace.notes, *model.notes]
+    if config.connector.kind != "none" and config.transfer.kind == "profile":
+        notes += [f"{ASSUMED}{link.name} {line}" for line in link.assumptions()]
+    if gpu.fidelity != "fitted":
+        notes.append(f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %")
     default_tokens, default_seqs = default_limits(gpu.memory_bytes, gpu.name, engine.vllm_version)
     max_model_len = engine.max_model_len or model.max_position
     budget = engine.max_num_batched_tokens or default_tokens
@@ -111,7 +116,9 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
             f"engine.max_num_batched_tokens: {budget}: expected at least max_num_seqs ({max_num_seqs})"
         )
     capacity = _capacity(config, model, gpu, tp, ep, max_num_seqs, budget)
-    notes += [f"KV capacity: {line}" for line in capacity.explanation] if capacity else []
+    if capacity is not None:
+        *parts, blocks = capacity.explanation
+        notes += [f"KV capacity: {' '.join(parts)}", f"KV capacity: {blocks}"]
     layout = kv_layout(model, tp, engine.block_size)
     if layout.groups > 1:
         notes.append(
@@ -122,6 +129,11 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
     num_blocks = engine.num_gpu_blocks_override or _blocks_of(capacity, layout.groups)
     if num_blocks < 2:
         raise UserError(f"engine.num_gpu_blocks_override: {num_blocks}: expected at least 2 (one is the null block)")
+    if max_model_len > model.max_position:
+        notes.append(
+            f"max_model_len {max_model_len:,} exceeds the {model.max_position:,} of {model.name}:"
+            " vLLM needs a rope scaling or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for it"
+        )
     if (num_blocks - 1) * engine.block_size < max_model_len:
         notes.append(
             f"max_model_len {max_model_len:,} does not fit the {(num_blocks - 1) * engine.block_size:,} tokens of GPU KV:"

@@ -92,8 +92,7 @@ class Leaf:
     """Where a prompt ended when it was added; stays valid while the tree grows and splits.
 
     Attributes:
-        index: of the segment that held the last token then (-1: the root, nothing known). If that segment
-            has been split since, the tree finds the part that holds a token today.
+        index: of the segment that held the last token then; -1: the root, nothing known.
         num_tokens: tokens from the root to here.
     """
 
@@ -128,9 +127,9 @@ class _Namespace:
             for column in (self.position, self.predecessor, self.segment):
                 column[: len(known)] = column[known]
                 column[len(known) :] = -1
-            # Predecessors are numbers too, so they are renamed with the rest.
+            # Predecessors are numbers too; names of -1 (none) stay -1.
             old = self.predecessor[: len(known)].tolist()
-            self.predecessor[: len(known)] = [self.names[x] if x >= 0 else -1 for x in old]
+            self.predecessor[: len(known)] = [self.names.get(x, -1) for x in old]
         names = self.names
         numbers = np.array([names.setdefault(x, len(names)) for x in ids], dtype=np.int64)
         self._reserve(len(names))
@@ -151,9 +150,7 @@ class PrefixTree:
 
     Add every prompt first, keep the `Leaf` of each, and build chains after the last addition: a later prompt
     may still split a segment in two. A split leaves the upper part in place and makes the lower part a new
-    segment, so nothing that was handed out before has to be touched.
-
-    Prompts in different namespaces never share anything. The order of additions decides segment numbers.
+    segment, so nothing handed out before has to be touched. The order of additions decides segment numbers.
     """
 
     def __init__(self) -> None:
@@ -194,7 +191,7 @@ class PrefixTree:
             at = 1 + int((space.predecessor[numbers[1:known]] != numbers[: known - 1]).argmax())
             raise ChainError(f"id {ids[at]} at position {at} follows id {ids[at - 1]}, but another id before")
         if known == total:
-            return self._leaf(space, int(numbers[-1]), total)
+            return Leaf(int(space.segment[numbers[-1]]), total * block_tokens)
         new = numbers[known:]
         space.position[new] = places[known:]
         if not np.array_equal(space.position[new], places[known:]):
@@ -205,7 +202,7 @@ class PrefixTree:
         start = ROOT
         if known:
             space.predecessor[new[0]] = numbers[known - 1]
-            start = self._leaf(space, int(numbers[known - 1]), known)
+            start = Leaf(int(space.segment[numbers[known - 1]]), known * block_tokens)
         leaf = self.grow(start, start.num_tokens, (total - known) * block_tokens)
         space.segment[new] = leaf.index
         return leaf
@@ -251,8 +248,7 @@ class PrefixTree:
 
     def _holder(self, leaf: Leaf, num_tokens: int) -> Segment:
         """The segment on the way to `leaf` that holds the token before `num_tokens` today."""
-        # The leaf's token may have moved to a part split off since. Go down to it first: the way up from it
-        # is the prompt's own path.
+        # Splits may have moved the leaf's token. Go down to it first: the way up from it is the prompt's own.
         segment: Segment | None = self.segments[leaf.index]
         while segment is not None and leaf.num_tokens > segment.end_tokens:
             segment = self._below[segment.index]
@@ -261,9 +257,6 @@ class PrefixTree:
         if segment is None:
             raise ValueError(f"token {num_tokens} is not on the way to {leaf}: it belongs to another tree")
         return segment
-
-    def _leaf(self, space: _Namespace, number: int, blocks: int) -> Leaf:
-        return Leaf(int(space.segment[number]), blocks * space.block_tokens)
 
     def _new(self, parent: Segment | None, start_tokens: int, end_tokens: int) -> Segment:
         segment = Segment(len(self.segments), parent, start_tokens, end_tokens)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvsim import __version__
@@ -56,6 +57,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
+    from kvsim.build import ASSUMED
     from kvsim.config import load_config
     from kvsim.report.tables import summary_table
     from kvsim.runner import run_and_save
@@ -67,12 +69,18 @@ def run(
     if as_json:
         _print_json({"folder": str(target), **saved.summary})
         return
-    console = Console()
+    console = _console()
+    assumed = 0
     for note in saved.summary["notes"]:
-        console.print(f"[dim]- {note}[/dim]", highlight=False, soft_wrap=True)
+        if note.startswith(ASSUMED):
+            assumed += 1
+        else:
+            console.print(f"- {note}", style="dim", markup=False, highlight=False)
+    if assumed:
+        console.print(f"- {assumed} numbers are assumed, not measured: the report lists them", style="dim")
     console.print(summary_table(saved.summary, title=saved.name))
     for warning in saved.summary["warnings"]:
-        console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
     console.print(f"report {target / 'report.html'}", highlight=False, soft_wrap=True)
 
@@ -99,12 +107,18 @@ def compare(
     if as_json:
         _print_json(json.loads(compare_frame(loaded).to_json(orient="records")))
         return
-    console = Console()
+    console = _console()
     for line in mismatches(loaded):
-        console.print(f"[yellow]warning:[/yellow] {line}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("warning: ", "yellow"), line))
     console.print(comparison_table(loaded))
     if output is not None:
         console.print(f"report {output / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard output; 100 columns where it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=100)
 
 
 @contextmanager

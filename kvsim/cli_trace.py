@@ -79,9 +79,7 @@ def stats(
 
 @trace_app.command()
 def generate(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write; packed if it ends in .gz.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; packed if it ends in .gz.")],
     sessions: Annotated[int, typer.Option(help="Sessions.")] = _DEFAULTS.sessions,
     seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = _DEFAULTS.seed,
     median_turns: Annotated[int, typer.Option(help="Median turns per session.")] = _DEFAULTS.median_turns,

@@ -98,13 +98,13 @@ class Instance(EngineObserver):
         """Why a request of this size can never run here; None if it can."""
         limits, kv = self.scheduler.limits, self.scheduler.kv
         if prompt_tokens >= limits.max_model_len:  # vLLM answers with an error: no room for a single new token
-            return f"prompt of {prompt_tokens} tokens, max_model_len is {limits.max_model_len}"
+            return f"prompt too long for max_model_len {limits.max_model_len}"
         total = min(prompt_tokens + output_tokens, limits.max_model_len)
         need, have = -(-total // kv.block_size), kv.pool.num_blocks - 1
         if need > have:
-            return f"needs {need} KV blocks, the GPU has {have}"
+            return f"needs more KV blocks than the {have} of the GPU"
         if not limits.enable_chunked_prefill and total > limits.max_num_batched_tokens:
-            return f"{total} tokens, one unchunked step takes {limits.max_num_batched_tokens}"
+            return f"longer than an unchunked step of {limits.max_num_batched_tokens} tokens"
         return None
 
     # -- what happens

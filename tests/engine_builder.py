@@ -9,7 +9,9 @@ from typing import Any
 from kvsim.cache.block_pool import BlockPool, BlockPool023
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.offload.context import RequestContext
+from kvsim.offload.context import SEEN, RequestContext
+from kvsim.offload.policies.base import EvictionPolicy
+from kvsim.offload.slot import Slot, Slots
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler, Scheduler023, SchedulerLimits
 
@@ -74,6 +76,48 @@ def make_context(name: str, content: str) -> RequestContext:
     context = RequestContext(name)
     context.extend(hashes(content))
     return context
+
+
+class Tier:
+    """An eviction policy with the slots and marks that a manager would keep."""
+
+    def __init__(self, policy: type[EvictionPolicy], capacity: int = 100) -> None:
+        self.slots: Slots = {}
+        self.policy = policy(capacity, self.slots)
+
+    def insert(self, context: RequestContext, letters: str) -> None:
+        """The request stores these chunks, and they are ready at once."""
+        positions = [context.keys.index(key) for key in hashes(letters)]
+        self.note(context, positions)
+        for position in positions:
+            slot = self.slots[context.keys[position]] = Slot(0)
+            self.policy.insert(context, position)
+            slot.ref_count = 0
+
+    def use(self, context: RequestContext, letters: str) -> None:
+        """The request is seen to use these chunks."""
+        self.note(context, [context.keys.index(key) for key in hashes(letters)])
+
+    def note(self, context: RequestContext, positions: list[int]) -> None:
+        """As a manager does: first uses are told to the policy."""
+        new = [position for position in positions if not context.marks[position] & SEEN]
+        for position in new:
+            context.marks[position] |= SEEN
+        if new:
+            self.policy.on_access(context, new)
+
+    def evict(self, count: int, protected: str = "") -> str | None:
+        """The victims' letters, in order."""
+        victims = self.policy.evict(count, set(hashes(protected)))
+        if victims is None:
+            return None
+        for key in victims:
+            del self.slots[key]
+        return word(victims)
+
+    def evict_all(self) -> str | None:
+        """Everything, in order."""
+        return self.evict(len(self.slots))
 
 
 class ScriptedConnector(KVConnector):

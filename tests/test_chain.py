@@ -27,7 +27,8 @@ def test_growing_conversation_is_one_segment() -> None:
     second = tree.add("f", [1, 2, 3], 64)
     third = tree.add("f", [1, 2, 3, 4, 5], 64)
     assert _edges(tree) == [(0, 320, None)]
-    assert [tree.chain(leaf, leaf.num_tokens).num_tokens for leaf in (first, second, third)] == [128, 192, 320]
+    lengths = [tree.chain(leaf, leaf.num_tokens).num_tokens for leaf in (first, second, third)]
+    assert lengths == [128, 192, 320]
 
 
 def test_branch_splits_only_the_lower_part_off() -> None:

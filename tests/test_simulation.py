@@ -85,12 +85,12 @@ def test_instant_copies_wait_for_the_poll_only() -> None:
 @pytest.mark.parametrize(
     ("turn", "engine", "reason"),
     [
-        ((2048, 1, 0), {}, "prompt of 2048 tokens, max_model_len is 2048"),
-        ((1500, 100, 0), {"num_gpu_blocks_override": 50}, "needs 100 KV blocks, the GPU has 49"),
+        ((2048, 1, 0), {}, "prompt too long for max_model_len 2048"),
+        ((1500, 100, 0), {"num_gpu_blocks_override": 50}, "needs more KV blocks than the 49 of the GPU"),
         (
             (300, 10, 0),
             {"enable_chunked_prefill": False, "max_model_len": 256},
-            "prompt of 300 tokens, max_model_len is 256",
+            "prompt too long for max_model_len 256",
         ),
     ],
 )

@@ -25,22 +25,35 @@ class Limits:
     max_seconds: float = 1e9
 
 
-def parse_json(text: str, where: str) -> object:
-    """Parses one JSON value; NaN and Infinity are refused as JSON refuses them."""
+def parse_json(text: str, where: str, *, whole_file: bool = False) -> object:
+    """Parses one JSON value; NaN and Infinity are refused as JSON refuses them.
+
+    Args:
+        text: the JSON text.
+        where: put in front of a complaint.
+        whole_file: the text is not one line of a file, so a complaint has to name the line.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text.rstrip(), parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        at = f" at line {error.lineno}" if error.lineno > 1 else ""
-        what = f"{error.msg}{at}, column {error.colno}"
-        raise UserError(f"{where}: not JSON ({what}), expected a JSON object") from error
+        line = f" line {error.lineno}:" if whole_file else ""
+        what = f"{error.msg}, column {error.colno}"
+        raise UserError(f"{where}:{line} not JSON ({what}), expected a JSON object") from error
     except RecursionError as error:
         raise UserError(f"{where}: nested too deeply, expected a flat JSON object") from error
-    except ValueError as error:  # an integer of thousands of digits, or one of the constants refused above
-        raise UserError(f"{where}: {str(error).split(';')[0]}, expected ordinary numbers") from error
+    except _NotANumber as error:
+        raise UserError(f"{where}: holds {error}, expected ordinary numbers") from error
+    except ValueError as error:  # Python reads no integer of more than 4,300 digits
+        what = "an integer of thousands of digits"
+        raise UserError(f"{where}: holds {what}, expected ordinary numbers") from error
+
+
+class _NotANumber(ValueError):
+    """One of the constants that Python's reader takes and JSON does not have."""
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"holds {constant}")
+    raise _NotANumber(constant)
 
 
 class Fields:
@@ -128,7 +141,7 @@ def show(value: object) -> str:
     """A JSON value for a message, cut to a readable length."""
     if isinstance(value, dict):
         return f"an object with {len(value)} keys"
-    if isinstance(value, list):
+    if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value)} values"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         return "an integer of more than 20 digits"

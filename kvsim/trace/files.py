@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
@@ -99,11 +100,10 @@ def detect_kind(path: Path) -> str:
         UserError: the file is empty, not text, or of no known format.
     """
     with open_trace(path) as stream:
-        head = stream.read(_HEAD_BYTES)
+        head = stream.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
     if not head.strip():
         raise UserError(f"{path}: the file is empty, expected a trace")
-    # The head may end inside a character, so only its sound part is checked here.
-    if b"\0" in head or len(head.decode("utf-8", "ignore").encode()) < len(head) - 3:
+    if b"\0" in head:
         raise UserError(f"{path}: not a text file, expected JSON or JSON lines (plain or gzip)")
     if head.lstrip()[:1] in b"{[":
         for kind, marks in _MARKS:

@@ -94,14 +94,11 @@ def generate(parameters: GeneratorParameters) -> list[SessionLengths]:
     parameters.check()
     p = parameters
     draw = _Draw(p.seed)
-    turns = [
-        max(1, round(p.median_turns * math.exp(p.turns_sigma * z))) for z in draw.stratified(p.sessions)
-    ]
+    turns = [max(1, round(p.median_turns * math.exp(p.turns_sigma * z))) for z in draw.stratified(p.sessions)]
     paces = [_log_normal(p.pace_sigma, z) for z in draw.stratified(p.sessions)]
     own_tokens = p.first_context_tokens - p.shared_prefix_tokens
     first = [
-        max(1, round(own_tokens * _log_normal(p.first_context_sigma, z)))
-        for z in draw.stratified(p.sessions)
+        max(1, round(own_tokens * _log_normal(p.first_context_sigma, z))) for z in draw.stratified(p.sessions)
     ]
     # The ratio fixes the mean answer: expected prompt tokens, by the length and pace of every session.
     expected = sum(

@@ -54,7 +54,7 @@ class KvCacheTesterReader:
 
     def read(self, path: Path) -> None:
         """Reads one session file."""
-        top = Fields(str(path), parse_json(read_text(path), str(path)))
+        top = Fields(str(path), parse_json(read_text(path), str(path), whole_file=True))
         size = top.integer("block_size", 1, 1 << 20)
         if self.block_tokens and size != self.block_tokens:
             raise UserError(f"{path}: block_size is {size}, expected {self.block_tokens} as before")
@@ -67,6 +67,7 @@ class KvCacheTesterReader:
         if not turns:
             raise UserError(f"{path}: requests holds no request of the session itself, expected at least one")
         name = top.text("id") if top.has("id") else path.name.split(".")[0]
+        self._counts["local"] += scope != "global"
         self._sessions.append((self._names.unique(name), turns, trailing))
         self._counts["models"] += len({turn.model for turn in turns}) > 1
 
@@ -85,7 +86,10 @@ class KvCacheTesterReader:
 
     def notes(self) -> list[str]:
         """What was odd or had to be assumed."""
-        return [_NOTES[key].format(count) for key, count in self._counts.items() if count]
+        counts = self._counts
+        if len(self._sessions) == 1:
+            counts = {**counts, "local": 0}  # one session has nobody to share with
+        return [_NOTES[key].format(count) for key, count in counts.items() if count]
 
     def _main_stream(
         self, path: Path, entries: Sequence[object], space: str
@@ -186,6 +190,7 @@ def _ns(seconds: float) -> int:
 
 
 _NOTES = {
+    "local": "block ids are local to a file: the {:,} sessions share nothing, not even their tools",
     "no output": "{:,} responses were recorded with 0 output tokens; each is replayed as 1 token",
     "no api_time": "{:,} requests have no api_time; where the recorded pace is needed, 10 s are assumed",
     "no think_time": "{:,} requests have no think_time; taken as t minus previous t and api_time, at least 0",

@@ -109,8 +109,14 @@ class MooncakeReader:
     def notes(self) -> list[str]:
         """What was odd or had to be assumed."""
         notes = []
+        together = len(self._sessions) - len({start for _, start, _ in self._sessions})
         if self._spread:
             notes.append("requests with equal time stamps are spread evenly up to the next time stamp")
+        elif together:
+            notes.append(
+                f"{together:,} requests have the time stamp of the one before and arrive with it; "
+                "spread_arrivals is off"
+            )
         if self._no_output:
             notes.append(f"{self._no_output:,} responses have 0 output tokens; each is replayed as 1 token")
         if self._delayed:

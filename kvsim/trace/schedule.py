@@ -66,9 +66,7 @@ def recorded_think_s(turn: Turn) -> float:
     return (turn.think_ns if turn.recorded_think_ns is None else turn.recorded_think_ns) / 1e9
 
 
-def _stream(
-    requests: list[Request], session: int, name: str, turns: Sequence[Turn], start_s: float
-) -> float:
+def _stream(requests: list[Request], session: int, name: str, turns: Sequence[Turn], start_s: float) -> float:
     """Appends the requests of one stream and returns the end of its last response."""
     end_s = start_s
     for index, turn in enumerate(turns):

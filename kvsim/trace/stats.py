@@ -202,9 +202,7 @@ def describe(trace: Trace, kv_bytes_per_token: int = LLAMA_70B_KV_BYTES) -> Trac
         max_input_tokens=_some([max(turn.input_tokens for turn in turns) for turns in mains]),
         uncached_tokens=distribution(walk.uncached_tokens),
         added_tokens=distribution(
-            after.input_tokens - turn.input_tokens
-            for turns in mains
-            for turn, after in pairwise(turns)
+            after.input_tokens - turn.input_tokens for turns in mains for turn, after in pairwise(turns)
         ),
         consecutive_pairs=walk.pairs,
         context_cuts=walk.cuts,
