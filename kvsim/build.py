@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import simpy
-
 from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.clock import Clock
 from kvsim.config import FixedStepTime, OffloadingConnectorConfig, RunConfig
 from kvsim.connectors.base import ConnectorWorker
 from kvsim.connectors.link_copier import LinkCopier
@@ -112,9 +111,7 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
         )
     max_num_seqs = engine.max_num_seqs or min(default_seqs, budget)
     if budget < max_num_seqs:
-        raise UserError(
-            f"engine.max_num_batched_tokens: {budget}: expected at least max_num_seqs ({max_num_seqs})"
-        )
+        raise UserError(f"engine.max_num_batched_tokens: {budget}: expected at least max_num_seqs ({max_num_seqs})")
     capacity = _capacity(config, model, gpu, tp, ep, max_num_seqs, budget)
     if capacity is not None:
         *parts, blocks = capacity.explanation
@@ -136,8 +133,8 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
         )
     if (num_blocks - 1) * engine.block_size < max_model_len:
         notes.append(
-            f"max_model_len {max_model_len:,} does not fit the {(num_blocks - 1) * engine.block_size:,} tokens of GPU KV:"
-            " vLLM would refuse to start; here only requests that do not fit are rejected"
+            f"max_model_len {max_model_len:,} does not fit the {(num_blocks - 1) * engine.block_size:,} tokens"
+            " of GPU KV: vLLM would refuse to start; here only requests that do not fit are rejected"
         )
     return Plan(
         config=config,
@@ -214,7 +211,7 @@ class Simulation:
 
     def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
         self.plan = plan
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.record = RunRecord(series=Series(plan.config.output.series_points), notes=list(plan.notes))
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
         self.instance = self._build()
@@ -307,5 +304,5 @@ def copy_time(plan: Plan, pieces: int) -> Callable[[LinkDirection, int], int]:
     return copy_ns
 
 
-def _no_time(direction: LinkDirection, blocks: int) -> int:
+def _no_time(_direction: LinkDirection, _blocks: int) -> int:
     return 0

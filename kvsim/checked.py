@@ -194,10 +194,7 @@ class _Problem:
         if not parents or len(self._options(tuple(parents))) < 2:
             return f", expected in {place}: {_listing(component.model_fields)}"
         fits = [
-            kind
-            for option in self._options(tuple(parents))
-            if key in option.model_fields
-            for kind in kinds(option)
+            kind for option in self._options(tuple(parents)) if key in option.model_fields for kind in kinds(option)
         ]
         if fits:
             return f" for kind {kinds(component)[0]}, it belongs to kind {_listing(fits)}"

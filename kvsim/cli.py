@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_trace import trace_app
@@ -47,10 +47,12 @@ def _root(
 def run(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; repeatable."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder (default: output.folder, else runs/NAME).")
+        Path | None,
+        typer.Option("--output", "-o", help="Run folder (default: output.folder, else runs/NAME)."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if there is one.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Check all invariants after every step (slow).")] = False,
@@ -89,7 +91,8 @@ def run(
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders; the first is the baseline.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the comparison's report and overlay plot.")
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the comparison's report and overlay plot."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:

@@ -98,15 +98,11 @@ def generate(
     added_tokens: Annotated[
         int, typer.Option(help="Mean growth of the context per turn, answer included.")
     ] = _DEFAULTS.added_tokens,
-    pace_sigma: Annotated[
-        float, typer.Option(help="Spread of the growth between sessions.")
-    ] = _DEFAULTS.pace_sigma,
+    pace_sigma: Annotated[float, typer.Option(help="Spread of the growth between sessions.")] = _DEFAULTS.pace_sigma,
     input_output_ratio: Annotated[
         float, typer.Option(help="Prompt tokens per generated token.")
     ] = _DEFAULTS.input_output_ratio,
-    answer_sigma: Annotated[
-        float, typer.Option(help="Spread of the answers' lengths.")
-    ] = _DEFAULTS.answer_sigma,
+    answer_sigma: Annotated[float, typer.Option(help="Spread of the answers' lengths.")] = _DEFAULTS.answer_sigma,
     think_median_s: Annotated[
         float, typer.Option(help="Median time between a response and the next prompt, s.")
     ] = _DEFAULTS.think_median_s,

@@ -38,9 +38,7 @@ def _name(value: object) -> object:
     if isinstance(value, str) and (
         not value.strip() or value.startswith(".") or not value.isprintable() or set("/\\") & set(value)
     ):
-        raise ValueError(
-            f"expected a name that can be a folder's (no / or \\, no dot in front), found {value!r:.60}"
-        )
+        raise ValueError(f"expected a name that can be a folder's (no / or \\, no dot in front), found {value!r:.60}")
     return value
 
 
@@ -71,9 +69,7 @@ class TraceConfig(Component):
     max_concurrent_sessions: Count | None = Field(
         None, description="sessions at the same time, later ones wait; null = no limit"
     )
-    time_scale: float = Field(
-        1.0, gt=0, description="recorded pauses and arrival times are multiplied by this"
-    )
+    time_scale: float = Field(1.0, gt=0, description="recorded pauses and arrival times are multiplied by this")
     spread_arrivals: bool = Field(
         False, description="spread requests that share an arrival time evenly up to the next arrival time"
     )
@@ -114,9 +110,7 @@ class EngineConfig(Component):
     """One vLLM engine; names and meanings are those of `vllm serve`."""
 
     kind: Literal["reference"] = Field("reference", description="reference = every step is executed")
-    vllm_version: Literal["0.33.0", "0.23.0"] = Field(
-        "0.33.0", description="release whose decisions are made"
-    )
+    vllm_version: Literal["0.33.0", "0.23.0"] = Field("0.33.0", description="release whose decisions are made")
     block_size: Count = Field(16, description="vLLM's --block-size: tokens in a KV block")
     num_gpu_blocks_override: Count | None = Field(
         None, description="vLLM's --num-gpu-blocks-override; null = computed from memory"
@@ -191,9 +185,7 @@ class OffloadingConnectorConfig(Component):
     @model_validator(mode="after")
     def _fits(self) -> OffloadingConnectorConfig:
         if self.store_threshold == 1:
-            raise Misfit(
-                "store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing"
-            )
+            raise Misfit("store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing")
         return self
 
 
@@ -213,9 +205,7 @@ class FixedStepTime(Component):
     @model_validator(mode="after")
     def _fits(self) -> FixedStepTime:
         if not self.per_step and not self.per_token:
-            raise Misfit(
-                "per_step", "expected more than 0 when per_token is 0, found 0: time would stand still"
-            )
+            raise Misfit("per_step", "expected more than 0 when per_token is 0, found 0: time would stand still")
         return self
 
 
@@ -234,9 +224,7 @@ class InstantTransfer(Component):
 class OutputConfig(Component):
     """What a run leaves behind."""
 
-    folder: Text | None = Field(
-        None, description="run folder, relative to the current folder; null = runs/<name>"
-    )
+    folder: Text | None = Field(None, description="run folder, relative to the current folder; null = runs/<name>")
     series_points: int = Field(2000, ge=2, description="samples in the time series")
     plots: bool = Field(True, description="draw plots")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import simpy
-
 from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.connectors.offloading import Job, OffloadingMeta
-from kvsim.engine import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Engine, EngineObserver, event_at
+from kvsim.engine import Engine, EngineObserver
 from kvsim.releases import RELEASES
 from kvsim.request import Request
 from kvsim.scheduler import SchedulerLimits
@@ -64,7 +64,7 @@ class SessionContent:
 class StepCopier:
     """A copy submitted in step s is done in step s + delay, in order per direction; a flushed one at once."""
 
-    def __init__(self, env: simpy.Environment, delays: dict[str, int], log: list[list[Any]]) -> None:
+    def __init__(self, env: Clock, delays: dict[str, int], log: list[list[Any]]) -> None:
         self._env, self._delays, self._log = env, delays, log
         self._last = dict.fromkeys(delays, -1)
         self._ready: dict[int, int] = {}  # job -> step
@@ -102,7 +102,7 @@ class OneTick:
 class Recorder(EngineObserver):
     """Writes one record per executed step, in the fields of the recordings."""
 
-    env: simpy.Environment
+    env: Clock
     labels: Labels
     records: list[Record] = field(default_factory=list)
     log: dict[str, list[Any]] = field(default_factory=lambda: {k: [] for k in ("evicted", "lookup", "cpu", "dma")})
@@ -192,7 +192,7 @@ class Conformance:
             raise NotImplementedError(f"scenario options {sorted(unknown)}")
         self.options = DEFAULTS | {key: value for key, value in options.items() if value is not None}
         self.release = RELEASES[vllm_version]
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.recorder = Recorder(self.env, Labels())
         self.engine = self._build()
         self.engine.scheduler.order_finished = order_finished
@@ -209,13 +209,14 @@ class Conformance:
         o, release, recorder = self.options, self.release, self.recorder
         pool = release.block_pool(o["num_gpu_blocks"], recorder.on_evict)
         caching = not o["no_prefix_caching"]
-        kv = KVCacheManager(
-            pool, block_size=o["block_size"], max_model_len=o["max_model_len"], enable_caching=caching
-        )
+        kv = KVCacheManager(pool, block_size=o["block_size"], max_model_len=o["max_model_len"], enable_caching=caching)
         connector = worker = None
         if o["connector"] == "offloading":
             manager = release.manager(
-                o["cpu_blocks"], release.policies[o["cpu_policy"]], o["store_threshold"], recorder.on_cpu_evict
+                o["cpu_blocks"],
+                release.policies[o["cpu_policy"]],
+                o["store_threshold"],
+                recorder.on_cpu_evict,
             )
             connector = release.offloading_connector(
                 manager,
@@ -257,7 +258,7 @@ class Conformance:
         self._due[session] = step
 
     def _then(self, action: Callable[[], None]) -> None:
-        event = event_at(self.env, 0, STEP_END_PRIORITY)
+        event = self.env.at(0, STEP_END_PRIORITY)
         assert event.callbacks is not None
         event.callbacks.append(lambda _event: action())
 
@@ -267,7 +268,7 @@ class Conformance:
             del self._due[i]
             ended = self.engine.submit(self._next_turn(i))
             assert ended.callbacks is not None
-            ended.callbacks.append(lambda _event, session=i: self._turn_ended(session))
+            ended.callbacks.append(partial(self._turn_ended, i))
 
     def _next_turn(self, session: int) -> Request:
         spec, size = self.scenario["sessions"][session], self.options["block_size"]
@@ -282,7 +283,7 @@ class Conformance:
             priority=spec.get("priority", 0), arrival=self.env.now,
         )  # fmt: skip
 
-    def _turn_ended(self, session: int) -> None:
+    def _turn_ended(self, session: int, _event: object) -> None:
         """A turn that ends in step s is followed by the next at s + 1 + think_steps; the clock says s + 1 now."""
         self._left -= 1
         self._turn[session] += 1
@@ -300,9 +301,12 @@ class Conformance:
         """A few more steps are recorded. The stop comes after everything else of its instant."""
         if not self._stopping:
             self._stopping = True
-            drained = event_at(self.env, self.options["drain"], SCHEDULE_PRIORITY + 1)
+            drained = self.env.at(self.options["drain"], SCHEDULE_PRIORITY + 1)
             assert drained.callbacks is not None
-            drained.callbacks.append(lambda _event: self._stop.succeed())
+            drained.callbacks.append(self._end)
+
+    def _end(self, _event: object) -> None:
+        self._stop.succeed()
 
 
 def canonical(record: Record) -> Record:

@@ -7,14 +7,10 @@ from typing import Any, Protocol
 
 import simpy
 
+from kvsim.clock import SCHEDULE_PRIORITY, Clock
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler
-
-# Order of events at one instant. SimPy's own are 0 (urgent) and 1 (normal): arrivals and ends of copies come first,
-# then the ends of steps (and what follows from them), then the decisions about the next steps.
-STEP_END_PRIORITY = 2
-SCHEDULE_PRIORITY = 3
 
 
 class StepTime(Protocol):
@@ -55,7 +51,7 @@ class Engine:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         scheduler: Scheduler,
         step_time: StepTime,
         worker: ConnectorWorker | None = None,
@@ -89,14 +85,11 @@ class Engine:
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         while True:
-            yield self._pause(0, SCHEDULE_PRIORITY)
+            yield self.env.at(0, SCHEDULE_PRIORITY)
             if self.scheduler.has_requests():
                 yield from self._step()
             else:
                 yield from self._wait()
-
-    def _pause(self, delay: int, priority: int = STEP_END_PRIORITY) -> simpy.Event:
-        return event_at(self.env, delay, priority)
 
     def _wait(self) -> Generator[simpy.Event, Any, None]:
         self._wake = self.env.event()
@@ -115,7 +108,7 @@ class Engine:
             self._empty_steps = 0
             forward_ns = self._step_time.step_ns(*batch_of(output))
             self._observer.on_forward(forward_ns)
-            yield self._pause(forward_ns)
+            yield self.env.at(forward_ns)
         else:
             yield from self._empty(output)
         worker_output = None if worker is None else worker.get_finished()
@@ -136,7 +129,7 @@ class Engine:
         """A step without tokens. The second in a row changes nothing any more: wait for the world to move."""
         self._empty_steps += 1
         if self._empty_step is not None:
-            yield self._pause(self._empty_step)
+            yield self.env.at(self._empty_step)
         elif (
             self._empty_steps > 1
             and not output.preempted
@@ -145,17 +138,9 @@ class Engine:
         ):
             started = self.env.now
             yield from self._wait()
-            yield self._pause(0)
+            yield self.env.at(0)
             if self.scheduler.requests:
                 self._observer.on_stall(self.env.now - started)
-
-
-def event_at(env: simpy.Environment, delay: int, priority: int) -> simpy.Event:
-    """An event that fires after ``delay``, at its place among the events of that instant."""
-    event = env.event()
-    event._ok, event._value = True, None
-    env.schedule(event, priority=priority, delay=delay)
-    return event
 
 
 def batch_of(output: SchedulerOutput) -> tuple[list[tuple[int, int]], list[int]]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-import simpy
+from kvsim.clock import Clock
 
 LinkDirection = Literal["h2d", "d2h"]
 
@@ -42,9 +42,7 @@ class DuplexLink:
         on_finish: called after each finished transfer.
     """
 
-    def __init__(
-        self, env: simpy.Environment, shared_ppm: tuple[int, int], on_finish: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, env: Clock, shared_ppm: tuple[int, int], on_finish: Callable[[], None] | None = None) -> None:
         self._env, self._on_finish = env, on_finish
         self._shared: dict[LinkDirection, int] = {"h2d": shared_ppm[0], "d2h": shared_ppm[1]}
         self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": deque(), "d2h": deque()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import simpy
 
 from kvsim.chain import BlockIds
+from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
 from kvsim.connectors.offloading import OffloadingConnector
 from kvsim.engine import Engine, EngineObserver, StepTime, stuck_requests
@@ -36,9 +37,7 @@ class Instance(EngineObserver):
         on_ended: called once for every request that has ended, whichever way.
     """
 
-    def __init__(
-        self, env: simpy.Environment, scheduler: Scheduler, record: RunRecord, on_ended: Callable[[], None]
-    ) -> None:
+    def __init__(self, env: Clock, scheduler: Scheduler, record: RunRecord, on_ended: Callable[[], None]) -> None:
         self.env, self.scheduler, self.record = env, scheduler, record
         self.offload: Offload | None = None
         self._on_ended = on_ended
@@ -196,7 +195,10 @@ class Instance(EngineObserver):
         if offload is not None:
             totals.cpu_evicted_blocks = offload.manager.evicted_keys
             totals.cannot_store = offload.manager.refusals
-            totals.load_jobs, totals.store_jobs = offload.connector.num_load_jobs, offload.connector.num_store_jobs
+            totals.load_jobs, totals.store_jobs = (
+                offload.connector.num_load_jobs,
+                offload.connector.num_store_jobs,
+            )
             totals.h2d_bytes, totals.d2h_bytes = offload.link.bytes["h2d"], offload.link.bytes["d2h"]
             totals.h2d_busy_ns, totals.d2h_busy_ns = offload.link.busy_ns("h2d"), offload.link.busy_ns("d2h")
         for request, reason in stuck_requests(self.scheduler):

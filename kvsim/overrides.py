@@ -11,9 +11,7 @@ from kvsim.errors import UserError
 from kvsim.yamlfile import Keys, parse_yaml
 
 
-def apply_override(
-    override: str, model: type[BaseModel], data: dict[str, Any], sources: dict[Keys, str]
-) -> Keys:
+def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], sources: dict[Keys, str]) -> Keys:
     """Put one ``key=value`` into the data of a file, in place.
 
     Setting a component's `kind` drops the keys that only the kind before it has.

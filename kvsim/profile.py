@@ -85,9 +85,7 @@ FactorFigure = Figure[Annotated[float, Field(ge=1)]]
 class Grid(Component):
     """Measured rates of one call, by descriptor size (rows) and number of descriptors (columns)."""
 
-    counts: list[Annotated[int, Field(ge=1)]] = Field(
-        min_length=1, description="descriptors in the call, rising"
-    )
+    counts: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, description="descriptors in the call, rising")
     gb_per_s: dict[Size, list[Annotated[float, Field(gt=0)]]] = Field(
         min_length=1, description="size of a descriptor: GB/s for each count; sizes rising"
     )
@@ -109,9 +107,7 @@ class Grid(Component):
                 )
             times = [count / rate for count, rate in zip(self.counts, rates, strict=True)]
             if times != sorted(times):
-                raise Misfit(
-                    "gb_per_s", f"more descriptors of {size} bytes take less time in all, found {rates}"
-                )
+                raise Misfit("gb_per_s", f"more descriptors of {size} bytes take less time in all, found {rates}")
         return self
 
 
@@ -201,13 +197,9 @@ class LinkProfile(Component):
         known = self._memo.get(key)
         if known is None:
             if descriptor_bytes < 1 or count < 0:
-                raise ValueError(
-                    f"expected descriptors of 1 byte or more, found {count} x {descriptor_bytes} B"
-                )
+                raise ValueError(f"expected descriptors of 1 byte or more, found {count} x {descriptor_bytes} B")
             path = self.path(direction)
-            known = (
-                path.submit.used + path.link_ns(descriptor_bytes, count) if path is not None and count else 0
-            )
+            known = path.submit.used + path.link_ns(descriptor_bytes, count) if path is not None and count else 0
             self._memo[key] = known
         return known
 
@@ -222,9 +214,7 @@ class LinkProfile(Component):
         total = self.duplex.total.used
         part = self.duplex.h2d_part
         h2d = total * (round(PPM * part.used) if part is not None else PPM // 2) // PPM
-        return Share(
-            min(PPM, PPM * h2d // self.h2d.peak.used), min(PPM, PPM * (total - h2d) // self.d2h.peak.used)
-        )
+        return Share(min(PPM, PPM * h2d // self.h2d.peak.used), min(PPM, PPM * (total - h2d) // self.d2h.peak.used))
 
     @property
     def compute_slowdown_ppm(self) -> int:

@@ -94,7 +94,11 @@ class Request:
 
     def __lt__(self, other: Request) -> bool:
         # vLLM 0.33.0 v1/request.py: smaller priority first, then earlier arrival, then the id as a string.
-        return (self.priority, self.arrival, self.request_id) < (other.priority, other.arrival, other.request_id)
+        return (self.priority, self.arrival, self.request_id) < (
+            other.priority,
+            other.arrival,
+            other.request_id,
+        )
 
     def __repr__(self) -> str:
         return f"<{self.request_id} {self.status.name} {self.num_computed_tokens}/{self.num_tokens} tokens>"

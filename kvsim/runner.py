@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -29,9 +29,7 @@ def simulate(config: RunConfig, progress: Progress | None = None) -> tuple[Plan,
     return plan, Simulation(plan, progress).run()
 
 
-def run_and_save(
-    config: RunConfig, folder: Path, *, overwrite: bool = False, progress: Progress | None = None
-) -> Run:
+def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, progress: Progress | None = None) -> Run:
     """Run a config and write its run folder, which appears whole or not at all."""
     with RunFolder.create(folder, overwrite=overwrite) as target:
         plan, record = simulate(config, progress)
@@ -66,7 +64,7 @@ def series_frame(record: RunRecord) -> pd.DataFrame:
     return pd.DataFrame([as_row(sample) for sample in record.series.samples], columns=_columns(Sample, SERIES_COLUMNS))
 
 
-def _columns(kind: type, wanted: dict[str, str]) -> list[str]:
+def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:
     return [*wanted, *(name for name in kind.__slots__ if name not in wanted)]  # type: ignore[attr-defined]
 
 

@@ -320,7 +320,8 @@ class Scheduler:
         if self.connector is not None:
             self.connector.check(at_end=at_end)
         if at_end:
-            assert not self.requests and not self.kv.tables, "requests or block tables are left"
+            assert not self.requests, "requests are left"
+            assert not self.kv.tables, "block tables are left"
 
 
 class Scheduler023(Scheduler):

@@ -222,9 +222,7 @@ def _explain(error: yaml.MarkedYAMLError, text: str, source: str) -> str:
     elif "could not determine a constructor" in problem:
         problem += " (tags are not supported here)"
     elif "mapping values are not allowed" in problem:
-        problem = (
-            "a second ': ' in the line, expected text with it in quotes, or a key with too much indentation"
-        )
+        problem = "a second ': ' in the line, expected text with it in quotes, or a key with too much indentation"
     elif "flow" in str(error.context) and error.context_mark is not None:
         problem += f" (inside the bracket that opens on line {error.context_mark.line + 1})"
     return f"{source}:{mark.line + 1}:{mark.column + 1}: is not valid YAML: {problem}"

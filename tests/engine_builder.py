@@ -23,8 +23,8 @@ Answer = tuple[int | None, bool]
 class Letters:
     """Content written as a word, one letter per block; blocks after the word are nobody else's.
 
-    A letter stands for its block and everything before it, so a letter of two words must have the same letters
-    before it in both.
+    A letter stands for its block and everything before it, so a letter of two words must have the
+    same letters before it in both.
     """
 
     _private = count(1_000_000, 1_000)
@@ -124,7 +124,7 @@ class ScriptedConnector(KVConnector):
     """Answers lookups from a script and writes down every call.
 
     Args:
-        script: request id -> its answers in turn, the last one again and again. Nothing in it = nothing to load.
+        script: request id -> its answers in turn, the last one again and again; not in it = nothing to load.
     """
 
     def __init__(self, script: dict[str, Sequence[Answer]] | None = None) -> None:
@@ -181,7 +181,7 @@ def make_scheduler(
 def step(
     scheduler: Scheduler, *, received: Sequence[Request] = (), jobs: Sequence[int] = ()
 ) -> tuple[SchedulerOutput, list[str]]:
-    """One step; the worker reports what is given. Returns the decision and the ids of the requests that ended."""
+    """One step, with these reports of the worker. Returns the decision and the ids of those that ended."""
     output = scheduler.schedule()
     report = None if scheduler.connector is None else WorkerOutput(list(received), list(jobs))
     ended = scheduler.update_from_output(output, report)

@@ -30,7 +30,7 @@ def test_generated_tokens_fill_blocks() -> None:
 
 
 def test_order_is_priority_then_arrival_then_id_as_a_string() -> None:
-    """Smaller priority first, then earlier arrival, then the id, by which request 10 comes before request 9."""
+    """Smaller priority first, then earlier arrival, then the id: request 10 comes before request 9."""
     requests = [
         make_request("9", arrival=5),
         make_request("10", arrival=5),

@@ -22,7 +22,7 @@ def _promoted(name: str) -> Request:
 
 
 def _scan(queues: WaitingQueues, *, skip: set[str], stop_at: str | None = None) -> list[str]:
-    """Look at every head in turn: skip those named, stop at ``stop_at``, admit the others. Who was looked at?"""
+    """Look at every head: skip those named, stop at ``stop_at``, admit the others. Who was looked at?"""
     seen = []
     queues.begin_scan()
     while (queue := queues.select()) is not None:
@@ -143,7 +143,7 @@ def test_023_newly_skipped_overtake_those_not_looked_at() -> None:
 
 
 def test_023_priority_compares_the_two_heads() -> None:
-    """0.23.0 under PRIORITY: a newcomer goes first only if it is strictly smaller than the first skipped one."""
+    """0.23.0, PRIORITY: a newcomer goes first only if it is strictly smaller than the first skipped one."""
     queues = WaitingQueues023("priority")
     queues.second.add(_loading("m", arrival=3))
     for name, arrival in (("a", 3), ("z", 3), ("y", 2)):

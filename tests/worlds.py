@@ -31,7 +31,11 @@ class TraceBuilder:
         self._common = self.tree.grow(ROOT, 0, tokens)
 
     def session(
-        self, name: str, turns: list[tuple[int, int, int]], start_ns: int | None = None, keep: int | None = None
+        self,
+        name: str,
+        turns: list[tuple[int, int, int]],
+        start_ns: int | None = None,
+        keep: int | None = None,
     ) -> None:
         """``turns``: (new tokens, output tokens, think ns); ``keep``: tokens of the common prefix it uses."""
         leaf = self._common

@@ -129,7 +129,7 @@ def main() -> None:
         results[log.file] = (log, measured(rows), simulated(rows, log))
     if options.json:
         out = {name: {"measured": asdict(real), "simulated": asdict(sim)} for name, (_, real, sim) in results.items()}
-        print(json.dumps(out, indent=1))
+        sys.stdout.write(json.dumps(out, indent=1) + "\n")
         return
     console = Console(width=100)
     for name, (log, real, sim) in results.items():
@@ -147,5 +147,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

@@ -105,18 +105,14 @@ def client_ttft(rows: Sequence[Row]) -> dict[str, tuple[float, float, float]]:
         ("Llama-3.1-70B", "llama-3.1-70b", "fp8", "fp8"),
         ("gpt-oss-120b", "gpt-oss-120b", "auto", "fp4"),
     ):
-        chosen = [
-            r for r in rows if r.model == model and r.concurrency == 4 and r.gpu in {"h100-sxm", "h200-sxm"}
-        ]
+        chosen = [r for r in rows if r.model == model and r.concurrency == 4 and r.gpu in {"h100-sxm", "h200-sxm"}]
         if len(chosen) < 3:
             continue
         simulated = []
         for row in chosen:
             host: Host = host_times("since-0.14" if row.since_0_14 else "before-0.14")
             plain = kernels(preset, kv_dtype, precision, row.gpu, row.tp, row.ep)
-            simulated.append(
-                closed_loop_ttft_ms(Roofline(plain.model, plain.gpu.with_host(host), row.tp), row)
-            )
+            simulated.append(closed_loop_ttft_ms(Roofline(plain.model, plain.gpu.with_host(host), row.tp), row))
         measured = np.array([r.ttft_ms for r in chosen])
         slope, offset = np.polyfit(simulated, measured, 1)
         error = np.abs((slope * np.array(simulated) + offset) / measured - 1)

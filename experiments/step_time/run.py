@@ -25,9 +25,7 @@ from silicon import Row, find_csv, read_rows, with_host
 from kvsim.errors import UserError
 from kvsim.steptime.gpu import Host, host_times
 
-_CACHE = (
-    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvsim" / "aiconfigurator-core-0.12.0"
-)
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvsim" / "aiconfigurator-core-0.12.0"
 Fit = Callable[[Sequence[Row]], Host]
 
 
@@ -54,8 +52,7 @@ def by_group(pairs: list[tuple[Row, float]], key: Callable[[Row], str]) -> dict[
     """Error figures per group."""
     groups = sorted({key(r) for r, _ in pairs})
     return {
-        g: errors([p for r, p in pairs if key(r) == g], [r.tpot_ms for r, _ in pairs if key(r) == g])
-        for g in groups
+        g: errors([p for r, p in pairs if key(r) == g], [r.tpot_ms for r, _ in pairs if key(r) == g]) for g in groups
     }
 
 
@@ -66,9 +63,7 @@ def measure(data: Path) -> dict[str, Any]:
     fitted, never = [r for r in rows if r.in_fit], [r for r in rows if not r.in_fit]
     columns = {
         "kernels alone": [(r, r.kernel_ms) for r in fitted],
-        "first fit, held out": held_out(
-            [r for r in first if r.in_fit], fit_slack_and_request, by_release=False
-        ),
+        "first fit, held out": held_out([r for r in first if r.in_fit], fit_slack_and_request, by_release=False),
         "by release, held out": held_out(fitted, fit_step_and_request, by_release=True),
         "shipped": shipped(fitted),
     }
@@ -78,8 +73,7 @@ def measure(data: Path) -> dict[str, Any]:
         "rows": len(fitted),
         "groups": {name: by_group(pairs, lambda r: r.group) for name, pairs in columns.items()},
         "pooled": {
-            name: by_group(pairs, lambda r: f"all {r.gpu.removesuffix('-sxm')}")
-            for name, pairs in columns.items()
+            name: by_group(pairs, lambda r: f"all {r.gpu.removesuffix('-sxm')}") for name, pairs in columns.items()
         },
         "never used": by_group(shipped(never), lambda r: r.group),
         "fit": {
@@ -110,9 +104,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             f" + {host['request_us']:.1f} us per request"
         )
 
-    table = Table(
-        title="Groups that no constant has seen, shipped constants; median / P90 of |error|, bias, in %"
-    )
+    table = Table(title="Groups that no constant has seen, shipped constants; median / P90 of |error|, bias, in %")
     table.add_column("group")
     table.add_column("n", justify="right")
     table.add_column("TPOT", justify="right")
@@ -124,9 +116,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     for column in ("prompt tokens", "measured ms", "predicted ms", "error %"):
         table.add_column(column, justify="right")
     for prompt, measured, predicted in result["prefill"]:
-        table.add_row(
-            f"{prompt:,}", f"{measured:.0f}", f"{predicted:.0f}", f"{100 * (predicted / measured - 1):+.0f}"
-        )
+        table.add_row(f"{prompt:,}", f"{measured:.0f}", f"{predicted:.0f}", f"{100 * (predicted / measured - 1):+.0f}")
     console.print(table)
     for model, (slope, offset, error) in result["client ttft"].items():
         console.print(
@@ -141,12 +131,8 @@ def _cell(error: Errors | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", type=Path, default=_CACHE, help="folder with silicon_sample.csv (default: cache)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=_CACHE, help="folder with silicon_sample.csv (default: cache)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
     console = Console(width=100)

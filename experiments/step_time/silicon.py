@@ -102,9 +102,7 @@ def find_csv(data: Path, *, download: bool = True) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed arguments
     wheels = sorted(data.glob("aiconfigurator_core-*.whl"))
     if done.returncode or not wheels:
-        raise UserError(
-            f"silicon sample: pip download {PACKAGE} failed: {' '.join(done.stderr.split())[-200:]}"
-        )
+        raise UserError(f"silicon sample: pip download {PACKAGE} failed: {' '.join(done.stderr.split())[-200:]}")
     with zipfile.ZipFile(wheels[-1]) as wheel:
         path.write_bytes(wheel.read(_MEMBER))
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 NO_HASH = -1  # block without reusable content
 
@@ -30,21 +31,20 @@ class BlockPool:
         self._duplicates: dict[int, dict[int, None]] = {}  # hash -> younger holders, in order of insertion
         self._on_evict = on_evict
         # Doubly linked free list in two arrays; index num_blocks is the sentinel between tail and head.
-        self._next = [*range(1, num_blocks), num_blocks, 1 if num_blocks > 1 else num_blocks]
-        self._prev = [*range(-1, num_blocks - 1), num_blocks - 1 if num_blocks > 1 else num_blocks]
-        if num_blocks > 1:
-            self._prev[1] = num_blocks
+        self._next = [*range(1, num_blocks), num_blocks, 1]
+        self._prev = [*range(-1, num_blocks - 1), num_blocks - 1]
+        self._prev[1] = num_blocks
 
     # -- looking
     def longest_prefix(self, hashes: Sequence[int], limit: int) -> list[int]:
         """Blocks that hold the first hashes (at most ``limit``), up to the first one that nobody holds."""
         cached = self.cached
         blocks: list[int] = []
-        try:
-            for content in hashes[:limit] if limit < len(hashes) else hashes:
-                blocks.append(cached[content])
-        except KeyError:
-            pass
+        for content in islice(hashes, limit):
+            block = cached.get(content)
+            if block is None:
+                break
+            blocks.append(block)
         return blocks
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:

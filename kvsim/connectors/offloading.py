@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.offload.context import RequestContext
-from kvsim.offload.manager import OffloadingManager
+from kvsim.offload.manager import OffloadingManager, StorePlan
 from kvsim.request import Request, RequestStatus
 
 Direction = Literal["load", "store"]
@@ -195,18 +195,15 @@ class OffloadingConnector(KVConnector):
             if self.offload_prompt_only:
                 limit = min(limit, request.num_prompt_tokens)
             first, last = state.next_stored, limit // self.chunk_tokens
-            positions: list[int] = []
-            if last > first:
-                plan = self.manager.prepare_store(state.context, first, last)
-                if plan is None:  # no room: the same chunks are offered again next step
-                    continue
-                positions = plan.positions
+            plan = self.manager.prepare_store(state.context, first, last) if last > first else StorePlan([], [])
+            if plan is None:  # no room: the same chunks are offered again next step
+                continue
             self._advance(state, last)
-            if not positions:
+            if not plan.positions:
                 continue
             table, keys = state.table, state.context.keys
-            source = [block for i in positions for block in table[i * factor : (i + 1) * factor]]
-            job = self._new_job(state, "store", [keys[i] for i in positions], source, plan.slot_ids)
+            source = [block for i in plan.positions for block in table[i * factor : (i + 1) * factor]]
+            job = self._new_job(state, "store", [keys[i] for i in plan.positions], source, plan.slot_ids)
             stores[job.job_id] = job
             self.num_store_jobs += 1
             self._on_store_planned(state, job, flush)
@@ -270,7 +267,9 @@ class OffloadingConnector(KVConnector):
     def check(self, *, at_end: bool) -> None:
         self.manager.check()
         if at_end:
-            assert not self._jobs and not self._watched and not self._loading, "copies are still in flight"
+            assert not self._jobs, "copies are still in flight"
+            assert not self._watched, "blocks are still watched"
+            assert not self._loading, "keys are still being loaded"
             pinned = sum(slot.ref_count != 0 for slot in self.manager.slots.values())
             assert pinned == 0, f"{pinned} CPU chunks are still pinned"
 

@@ -43,7 +43,11 @@ class OffloadingManager:
     lookups_are_pure = True  # asking again changes nothing
 
     def __init__(
-        self, num_slots: int, policy: PolicyFactory, store_threshold: int = 0, on_evict: EvictionLog | None = None
+        self,
+        num_slots: int,
+        policy: PolicyFactory,
+        store_threshold: int = 0,
+        on_evict: EvictionLog | None = None,
     ) -> None:
         self.num_slots, self.store_threshold = num_slots, store_threshold
         self.slots: Slots = {}
@@ -228,7 +232,9 @@ class OffloadingManager:
     def check(self) -> None:
         """Raise AssertionError unless slots are unique, accounted for, and counted right."""
         ids = [slot.slot_id for slot in self.slots.values()]
-        assert len(set(ids) | set(self._free_ids)) == len(ids) + len(self._free_ids) == self._num_fresh, "CPU slots leak"
+        assert len(set(ids) | set(self._free_ids)) == len(ids) + len(self._free_ids) == self._num_fresh, (
+            "CPU slots leak"
+        )
         assert self._num_fresh <= self.num_slots, "more CPU slots than exist"
         evictable = sum(slot.ref_count == 0 for slot in self.slots.values())
         assert evictable == self._num_evictable, f"{evictable} evictable chunks, {self._num_evictable} counted"

@@ -130,9 +130,7 @@ def _inline(drawn: Figure, key: str, text: str) -> Markup:
     """A figure as SVG to stand inside a page: no namespaces, ids of its own, the theme's colours."""
     svg = as_svg(drawn)
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(
-        r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL
-    )  # in the page's CSS
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # in the page's CSS
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     box = view.group() if view else ""
@@ -173,7 +171,4 @@ def _changes(first: Run, other: Run) -> list[dict[str, Any]]:
     before, after = first.config_text.splitlines(), other.config_text.splitlines()
     lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
     kinds = {"+": "added", "-": "removed", "@": "gap"}
-    return [
-        {"kind": kinds.get(line[:1], "kept"), "text": "…" if line.startswith("@@") else line}
-        for line in lines
-    ]
+    return [{"kind": kinds.get(line[:1], "kept"), "text": "…" if line.startswith("@@") else line} for line in lines]

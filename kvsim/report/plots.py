@@ -77,15 +77,9 @@ def hit_rate(run: Run) -> Figure:
 def kv_usage(run: Run) -> Figure:
     """KV memory of each tier over time, in GiB and in percent of the tier."""
     totals = run.summary["totals"]
-    tiers = [
-        tier
-        for tier in ("gpu", "cpu")
-        if totals.get(f"num_{tier}_blocks") and totals.get(f"{tier}_block_bytes")
-    ]
+    tiers = [tier for tier in ("gpu", "cpu") if totals.get(f"num_{tier}_blocks") and totals.get(f"{tier}_block_bytes")]
     if len(run.series) < 2 or not tiers:
-        return say(
-            "KV memory over time", _NO_SAMPLES if tiers else "The run does not say how large its tiers are."
-        )
+        return say("KV memory over time", _NO_SAMPLES if tiers else "The run does not say how large its tiers are.")
     drawn = figure(1.0 + 2.9 * len(tiers))
     panels = np.atleast_1d(drawn.subplots(len(tiers), 1, sharex=True))
     time, unit = sample_times(run)
@@ -262,12 +256,8 @@ def _cdf(axes: Axes, runs: Sequence[Run], event: str, title: str) -> None:
 def _hit_bars(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_title("Token hit rate")
     names = [shorten(name, 18) for name in labels(runs)]
-    for place, run in enumerate(
-        runs
-    ):  # the colour tells the run, as in the other panels; the hatching the tier
-        local, external = (
-            METRIC[f"hit_rate.{what}"].of(run.summary) or 0.0 for what in ("local", "external")
-        )
+    for place, run in enumerate(runs):  # the colour tells the run, as in the other panels; the hatching the tier
+        local, external = (METRIC[f"hit_rate.{what}"].of(run.summary) or 0.0 for what in ("local", "external"))
         color = line_style(place)["color"]
         axes.barh(place, local, color=color, height=0.6)
         if external:
@@ -281,9 +271,7 @@ def _hit_bars(axes: Axes, runs: Sequence[Run]) -> None:
         Patch(facecolor=INK, label="GPU"),
         Patch(facecolor=PAPER, edgecolor=INK, hatch="////", label="Offload"),
     ]
-    below = -0.42 / (
-        0.4 + 0.36 * len(runs)
-    )  # inches over the height of the panel, about: under the tick labels
+    below = -0.42 / (0.4 + 0.36 * len(runs))  # inches over the height of the panel, about: under the tick labels
     axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, below), ncols=2, frameon=False)
 
 

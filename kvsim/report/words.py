@@ -23,9 +23,7 @@ def describe(summary: Mapping[str, Any]) -> str:
         )
     p90, rate = summary["latency"]["ttft_ms"]["p90"], summary["throughput"]["output_tokens_per_s"]
     who = f"All {number(finished)}" if finished == arrived else f"{number(finished)} of {number(arrived)}"
-    text = (
-        f"{who} requests finished in {duration(1000 * summary['throughput']['makespan_s'])} of simulated time"
-    )
+    text = f"{who} requests finished in {duration(1000 * summary['throughput']['makespan_s'])} of simulated time"
     speed = [f"a P90 time to first token of {duration(p90)}"] if p90 is not None else []
     speed += [f"{number(rate)} output tokens/s"] if rate is not None else []
     text += f", with {' and '.join(speed)}. " if speed else ". "

@@ -37,9 +37,7 @@ class Metric:
         return value if isinstance(value, int | float) else None
 
 
-def _percentiles(
-    group: str, label: str, path: tuple[str, str], unit: Unit, which: Sequence[str]
-) -> list[Metric]:
+def _percentiles(group: str, label: str, path: tuple[str, str], unit: Unit, which: Sequence[str]) -> list[Metric]:
     names = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
     return [Metric(group, f"{label} {names[what]}", (*path, what), unit, "lower") for what in which]
 
@@ -125,9 +123,7 @@ def compare_frame(runs: Sequence[Run]) -> pd.DataFrame:
     for row in compare(runs):
         columns["metric"].append(row.metric.key)
         columns["unit"].append(row.metric.unit)
-        for name, value, difference, ratio in zip(
-            names, row.values, row.differences, row.ratios, strict=True
-        ):
+        for name, value, difference, ratio in zip(names, row.values, row.differences, row.ratios, strict=True):
             columns[name].append(value)
             columns[f"{name} diff"].append(difference)
             columns[f"{name} ratio"].append(ratio)

@@ -180,9 +180,7 @@ class RunFolder:
             (self.path / CONFIG).write_text(config_text, encoding="utf-8", newline="\n")
             (self.path / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
         except OSError as error:
-            raise UserError(
-                f"{self.target}: cannot write the run folder: {error.strerror or error}"
-            ) from error
+            raise UserError(f"{self.target}: cannot write the run folder: {error.strerror or error}") from error
         self._written = True
         return Run(self.path, self.target.name, summary, requests, series)
 
@@ -263,17 +261,13 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{folder}: not a run folder: {SUMMARY} is missing") from None
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{file}: line {error.lineno}: not JSON ({error.msg}); the file is damaged"
-        ) from error
+        raise UserError(f"{file}: line {error.lineno}: not JSON ({error.msg}); the file is damaged") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read: {error}") from error
     if not isinstance(summary, dict) or summary.get("kind") != KIND:
         raise UserError(f'{file}: not the summary of a run; expected a JSON object with "kind": "{KIND}"')
     if summary.get("schema") != SCHEMA:
-        raise UserError(
-            f"{file}: schema version {summary.get('schema')!r}; kvsim {__version__} reads version {SCHEMA}"
-        )
+        raise UserError(f"{file}: schema version {summary.get('schema')!r}; kvsim {__version__} reads version {SCHEMA}")
     missing = [name for name in _SECTIONS if name not in summary]
     if missing:
         raise UserError(f"{file}: the field {missing[0]!r} is missing; the file is damaged")
@@ -316,13 +310,9 @@ def _refuse(target: Path, overwrite: bool) -> None:
     if not target.exists() and not target.is_symlink():
         return
     if not _is_run_folder(target):
-        raise UserError(
-            f"{target}: exists and is not a run folder (or holds other files too); expected a new name"
-        )
+        raise UserError(f"{target}: exists and is not a run folder (or holds other files too); expected a new name")
     if not overwrite:
-        raise UserError(
-            f"{target}: a run is there already; expected a new name, or --overwrite to replace it"
-        )
+        raise UserError(f"{target}: a run is there already; expected a new name, or --overwrite to replace it")
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -67,9 +67,7 @@ SERIES_COLUMNS: Mapping[str, str] = dict.fromkeys(
 """``series.parquet``: samples in time order; the first seven are values now, the others cumulative."""
 
 
-def summarize(
-    requests: pd.DataFrame, totals: Mapping[str, int], series: pd.DataFrame | None = None
-) -> dict[str, Any]:
+def summarize(requests: pd.DataFrame, totals: Mapping[str, int], series: pd.DataFrame | None = None) -> dict[str, Any]:
     """Condense a run into a nested dict of plain numbers that ``json`` can write.
 
     Definitions:

@@ -118,9 +118,7 @@ def blocks_per_request(
         if group.kind == "linear":
             continue
         copies = ceil(group.layers / layout.layers_per_group) if layout.groups > 1 else 1
-        own_tokens = layout.page_bytes // model.kv_bytes_per_token_layer(
-            group, tp
-        )  # tokens per block of this kind
+        own_tokens = layout.page_bytes // model.kv_bytes_per_token_layer(group, tp)  # tokens per block of this kind
         blocks = ceil(tokens / own_tokens)
         if group.kind == "sliding":
             kept = min(group.window - 1 + max_num_batched_tokens, tokens)
@@ -224,12 +222,10 @@ def estimate_num_gpu_blocks(
     share = f"{gpu_memory_utilization:g} of the {_gib(gpu.memory_bytes)} that CUDA reports on {gpu.name}"
     lines = [
         f"{_gib(budget)} = {share}",
-        f"- {_gib(weights)} weights of {model.name}"
-        + (f" on one of {max(tp, ep)} ranks" if max(tp, ep) > 1 else ""),
+        f"- {_gib(weights)} weights of {model.name}" + (f" on one of {max(tp, ep)} ranks" if max(tp, ep) > 1 else ""),
         f"- {_gib(peak)} peak of the dummy forward ("
         + (f"sampler on {seqs} sequences)" if sampler >= forward else f"{step_tokens} tokens)"),
-        f"- {_gib(_NON_TORCH_BYTES)} other"
-        + (f", {_gib(cuda_graph_bytes)} CUDA graphs" if cuda_graph_bytes else ""),
+        f"- {_gib(_NON_TORCH_BYTES)} other" + (f", {_gib(cuda_graph_bytes)} CUDA graphs" if cuda_graph_bytes else ""),
     ]
     least, most = kv_bytes - ceil(_MAX_OVER * budget), kv_bytes + ceil(_MAX_UNDER * budget)
     low, blocks, high = (layout.num_blocks(b) for b in (least, kv_bytes, most))
@@ -242,8 +238,7 @@ def estimate_num_gpu_blocks(
             " quantized weights, or set num_gpu_blocks"
         )
     lines.append(
-        f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between"
-        f" {_gib(max(least, 0))} and {_gib(most)}"
+        f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between {_gib(max(least, 0))} and {_gib(most)}"
     )
     lines.append(
         _layout_line(layout, blocks) + f"; {low:,} to {high:,} are possible, set num_gpu_blocks from the log"

@@ -155,9 +155,7 @@ def load_gpu(name_or_path: str | Path) -> GpuSpec:
             raise UserError(f"gpu: {path}: no such file")
         return _build(path.stem, _read_yaml(path), str(path))
     gpus: dict[str, Any] = _presets()["gpus"]
-    by_alias = {
-        alias.lower(): key for key, entry in gpus.items() for alias in (key, *entry.get("aliases", ()))
-    }
+    by_alias = {alias.lower(): key for key, entry in gpus.items() for alias in (key, *entry.get("aliases", ()))}
     wanted = text.strip().lower().replace("_", "-")
     key = by_alias.get(wanted)
     if key is None:
@@ -226,12 +224,7 @@ def _positive(entry: dict[str, Any], key: str, where: str, default: float | None
     value = entry.get(key, default)
     if value is None:
         raise UserError(f"{where}: {key} is missing")
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or value < 0
-        or (value == 0 and default is None)
-    ):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or (value == 0 and default is None):
         raise UserError(f"{where}: {key}: {value!r}: expected a positive number")
     return float(value)
 
@@ -248,9 +241,7 @@ def _section(entry: dict[str, Any], key: str, allowed: set[str], where: str) -> 
 def _known(name: object, allowed: set[str], where: str) -> None:
     if name not in allowed:
         close = get_close_matches(str(name), allowed, n=1)
-        raise UserError(
-            f"{where}: unknown key {name!r}; expected {close[0] if close else ', '.join(sorted(allowed))}"
-        )
+        raise UserError(f"{where}: unknown key {name!r}; expected {close[0] if close else ', '.join(sorted(allowed))}")
 
 
 def _build(name: str, entry: dict[str, Any], where: str) -> GpuSpec:

@@ -70,9 +70,7 @@ class _Reader:
         for key in keys:
             if self.config.get(key) is not None:
                 return self._check(key, self.config[key], 1)
-        raise UserError(
-            f"model {self.name}: config has no {keys[0]}; expected a Hugging Face config.json of a decoder"
-        )
+        raise UserError(f"model {self.name}: config has no {keys[0]}; expected a Hugging Face config.json of a decoder")
 
     def optional(self, *keys: str, default: int = 0) -> int:
         """As :meth:`integer`, 0 allowed, ``default`` if none of ``keys`` is there."""
@@ -103,11 +101,7 @@ def _max_position(read: _Reader) -> int:
         raise UserError(f"model {read.name}: config: rope_scaling: {scaling!r}: expected keys and values")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     factor = scaling.get("factor", 1)
-    if (
-        kind in _SCALING_IN_MAX_POSITION
-        or not isinstance(factor, (int, float))
-        or _family(read).startswith("gemma3")
-    ):
+    if kind in _SCALING_IN_MAX_POSITION or not isinstance(factor, (int, float)) or _family(read).startswith("gemma3"):
         return limit
     if kind == "yarn":
         limit = int(scaling.get("original_max_position_embeddings", limit))
@@ -182,9 +176,7 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
     if mla:
         notes.append("MLA: low fidelity, the step time was never fitted on it")
         if read.optional("index_topk"):
-            notes.append(
-                "sparse attention indexer: not modelled; neither its cache nor the attention it saves"
-            )
+            notes.append("sparse attention indexer: not modelled; neither its cache nor the attention it saves")
         return (AttentionGroup("full", layers, heads, 1, mla.nope_dim + mla.rope_dim),)
 
     kinds = _layer_kinds(read, layers)
@@ -201,9 +193,7 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
             groups.append(AttentionGroup("sliding", count, heads, kv_heads, head_dim, window=window))
         else:
             groups.append(_linear_group(read, count, hidden))
-            notes.append(
-                "linear attention: projections and state traffic only, its kernels were never fitted"
-            )
+            notes.append("linear attention: projections and state traffic only, its kernels were never fitted")
     if text.get("attention_chunk_size") and "sliding" in counts:
         notes.append("chunked local attention: modelled as a sliding window of the chunk size")
     return tuple(groups)
@@ -216,8 +206,7 @@ def _layer_kinds(read: _Reader, layers: int) -> list[str]:
     if isinstance(types, Sequence) and not isinstance(types, str):
         if len(types) != layers:
             raise UserError(
-                f"model {read.name}: config: layer_types has {len(types)} entries, num_hidden_layers"
-                f" is {layers}"
+                f"model {read.name}: config: layer_types has {len(types)} entries, num_hidden_layers is {layers}"
             )
         return [_kind(str(t), read) for t in types]
     if read.optional("full_attention_interval"):
@@ -249,8 +238,7 @@ def _kind(layer_type: str, read: _Reader) -> str:
     }
     if layer_type not in known:
         raise UserError(
-            f"model {read.name}: config: layer_types: {layer_type!r}: expected one of"
-            f" {', '.join(sorted(known))}"
+            f"model {read.name}: config: layer_types: {layer_type!r}: expected one of {', '.join(sorted(known))}"
         )
     return known[layer_type]
 

@@ -28,9 +28,7 @@ def read_quantization(config: Mapping[str, Any] | None, name: str, notes: list[s
     if not config:
         return Quantization()
     method = str(config.get("quant_method", "")).lower()
-    skipped = (
-        config.get("modules_to_not_convert") or config.get("ignore") or config.get("exclude_modules") or ()
-    )
+    skipped = config.get("modules_to_not_convert") or config.get("ignore") or config.get("exclude_modules") or ()
     if method == "mxfp4":
         experts_only = Quantization("mxfp4", expert_bytes=_MXFP4_BYTES, expert_math="mxfp4")
         return (

@@ -28,10 +28,7 @@ class Kernels:
         shared = model.moe.shared_inter if model.moe else 0
 
         # dense projections of one layer, averaged over the layers
-        params = (
-            model.mean_attention_params(tp)
-            + 3 * model.hidden * (model.dense_inter * dense + shared * sparse) / tp
-        )
+        params = model.mean_attention_params(tp) + 3 * model.hidden * (model.dense_inter * dense + shared * sparse) / tp
         self._gemm_per_token = 2.0 * params / (gpu.flops(q.linear_math) * e.gemm_mfu)
         self._gemm_read = params * q.linear_bytes / (hbm * e.weight_eff)
         self._gemm_fixed = (2 + 2 * dense + (2 * sparse if shared else 0)) * e.gemm_us * 1e-6

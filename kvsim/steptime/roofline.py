@@ -100,9 +100,7 @@ class Roofline:
             return 0
         start = self._base(rows) + self._attention(decode)
         slope = self._full_rate * rows
-        bends: list[
-            tuple[int, int]
-        ] = []  # (step from which a request has filled the window, rate it stops adding)
+        bends: list[tuple[int, int]] = []  # (step from which a request has filled the window, rate it stops adding)
         for window, rate in self._window_rates:
             for context in decode:
                 room = window - context

@@ -175,8 +175,7 @@ class ModelSpec:
                 continue
             if g.heads % tp:
                 raise UserError(
-                    f"tensor_parallel_size: {tp}: the {g.heads} attention heads of {self.name} are not"
-                    " divisible by it"
+                    f"tensor_parallel_size: {tp}: the {g.heads} attention heads of {self.name} are not divisible by it"
                 )
             if not self.mla and g.kv_heads % tp and tp % g.kv_heads:
                 raise UserError(
@@ -220,8 +219,7 @@ class ModelSpec:
             replicated = h * (m.q_lora + m.cached_elements)
             query = (m.q_lora or h) * group.heads * qk
             return (
-                replicated
-                + (query + m.kv_lora * group.heads * (m.nope_dim + m.v_dim) + group.heads * m.v_dim * h) / tp
+                replicated + (query + m.kv_lora * group.heads * (m.nope_dim + m.v_dim) + group.heads * m.v_dim * h) / tp
             )
         kv = max(group.kv_heads / tp, 1.0)
         wide = 3 if group.output_gate else 2
@@ -261,9 +259,7 @@ class ModelSpec:
         """The same model with another type of cached elements (vLLM's ``--kv-cache-dtype``)."""
         name = _KV_DTYPE_NAMES.get(dtype.lower())
         if name is None:
-            raise UserError(
-                f"kv_cache_dtype: {dtype!r}: expected one of {', '.join(sorted(_KV_DTYPE_NAMES))}"
-            )
+            raise UserError(f"kv_cache_dtype: {dtype!r}: expected one of {', '.join(sorted(_KV_DTYPE_NAMES))}")
         return self if dtype.lower() == "auto" else replace(self, kv_cache_dtype=name)
 
     def with_quantization(self, quantization: Quantization) -> ModelSpec:

@@ -113,8 +113,7 @@ def detect_kind(path: Path) -> str:
                 break
     start = head.lstrip()[:40].decode("utf-8", "replace").splitlines()[0]
     raise UserError(
-        f"{path}: line 1: begins with {start!r}, expected one of the formats {', '.join(KINDS)} "
-        "(see traces/README.md)"
+        f"{path}: line 1: begins with {start!r}, expected one of the formats {', '.join(KINDS)} (see traces/README.md)"
     )
 
 

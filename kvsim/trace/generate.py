@@ -97,9 +97,7 @@ def generate(parameters: GeneratorParameters) -> list[SessionLengths]:
     turns = [max(1, round(p.median_turns * math.exp(p.turns_sigma * z))) for z in draw.stratified(p.sessions)]
     paces = [_log_normal(p.pace_sigma, z) for z in draw.stratified(p.sessions)]
     own_tokens = p.first_context_tokens - p.shared_prefix_tokens
-    first = [
-        max(1, round(own_tokens * _log_normal(p.first_context_sigma, z))) for z in draw.stratified(p.sessions)
-    ]
+    first = [max(1, round(own_tokens * _log_normal(p.first_context_sigma, z))) for z in draw.stratified(p.sessions)]
     # The ratio fixes the mean answer: expected prompt tokens, by the length and pace of every session.
     expected = sum(
         count * (p.shared_prefix_tokens + own) + pace * p.added_tokens * count * (count - 1) / 2
@@ -124,9 +122,7 @@ def generate(parameters: GeneratorParameters) -> list[SessionLengths]:
 def trace_text(parameters: GeneratorParameters) -> str:
     """A whole trace file in the session format."""
     origin = {"generator": "swe-bench-like", **asdict(parameters)}
-    lines = write_sessions(
-        generate(parameters), shared_prefix_tokens=parameters.shared_prefix_tokens, origin=origin
-    )
+    lines = write_sessions(generate(parameters), shared_prefix_tokens=parameters.shared_prefix_tokens, origin=origin)
     return "".join(lines)
 
 

@@ -102,9 +102,7 @@ class _Player:
         if self._slots is not None and slot is not None:
             self._slots.release(slot)
 
-    def _stream(
-        self, session: Session, name: str, turns: Sequence[Turn], background: list[simpy.Process]
-    ) -> _Process:
+    def _stream(self, session: Session, name: str, turns: Sequence[Turn], background: list[simpy.Process]) -> _Process:
         for index, turn in enumerate(turns):
             awaited = self._start(session, turn.subagents, background)
             think_ns = self._options.think_ns(turn)

@@ -303,9 +303,7 @@ def _orders(trace: Trace, gb_per_token: float, open_loop: bool) -> tuple[OrderSt
     )
 
 
-def _order(
-    order: str, requests: Sequence[Request], size: int, gb_per_token: float, *, timed: bool
-) -> OrderStats:
+def _order(order: str, requests: Sequence[Request], size: int, gb_per_token: float, *, timed: bool) -> OrderStats:
     used: list[Runs] = []
     times: list[float] = []
     for request in requests:

@@ -54,7 +54,7 @@ def test_too_many_blocks_are_refused_without_a_trace() -> None:
 
 
 def test_blocks_without_content_go_to_the_front() -> None:
-    """Since 0.24, freed blocks without a hash are next to be used and those with one last, each in the order given."""
+    """Since 0.24, freed blocks without a hash are used next and those with one last, in the order given."""
     pool = BlockPool(8)
     _cached(pool, A, NO_HASH, B, NO_HASH, C)
     pool.free_blocks([5, 4, 3, 2, 1])
@@ -213,7 +213,7 @@ def test_cache_full_blocks_takes_a_range() -> None:
 
 
 def test_release_epoch_grows_with_frees_and_touches_only() -> None:
-    """What could let a refused request fit moves the epoch: a block that becomes free, a block that becomes held."""
+    """What could let a refused request fit moves the epoch: a block that becomes free, or held."""
     pool = BlockPool(6)
     _cached(pool, A, B)
     start = pool.release_epoch
@@ -291,7 +291,7 @@ class NaivePool:
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_pool_equals_plain_lists(release: type[BlockPool], data: Any) -> None:
-    """Any sequence of lookups, takes, touches, hashes and frees gives the same blocks as an obvious implementation."""
+    """Any sequence of operations gives the same blocks and evictions as an obvious implementation."""
     num_blocks = data.draw(st.integers(1, 9))
     lost: list[tuple[int, int]] = []
     pool = release(num_blocks, lambda block, content: lost.append((block, content)))

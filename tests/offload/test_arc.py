@@ -179,7 +179,7 @@ def test_living_requests_move_nothing() -> None:
 
 
 def test_what_only_its_owner_used_is_not_promoted() -> None:
-    """At the end, inserted chunks become the most recent of the list they are in, the head of the prefix last."""
+    """At the end, inserted chunks become the most recent of their list, the head of the prefix last."""
     policy = _arc("abcz", "dx")
     _ends(policy, "abcd")
     assert _lists(policy) == ("zcba", "xd", "", "")
@@ -201,7 +201,7 @@ def test_marks_decide_what_moves_at_the_end() -> None:
 
 
 def test_023_a_touch_promotes_at_once() -> None:
-    """0.23.0: a touched chunk moves from T1 to T2, in reverse order of the keys; in T2 it becomes most recent."""
+    """0.23.0: touched chunks move from T1 to T2, or to the recent end of T2, in reverse order."""
     policy = _arc("abz", "cx", release=ArcPolicy023)
     policy.touch(hashes("abc"))
     assert _lists(policy) == ("z", "xcba", "", "")

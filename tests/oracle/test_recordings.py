@@ -62,5 +62,7 @@ ours, deadlock = Conformance(scenario, "0.33.0", set_order).run()
 assert first_difference(ours, theirs) is None and deadlock == summary["deadlock"]
 """
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(REPO)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,147 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvsim.trace.generate import GeneratorParameters, write_trace
+
+REPO = Path(__file__).resolve().parent.parent
+RUN = """
+trace: {path: trace.jsonl.gz, session_interval: 1s}
+model: llama-3.1-8b
+engine: {num_gpu_blocks_override: 9000}
+connector: {kind: offloading, cpu_bytes_to_use: 20GiB}
+"""
+
+
+def kvsim(*words: str, cwd: Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    """Run the command line in its own process."""
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONHASHSEED": hash_seed, "COLUMNS": "100"}
+    return subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "kvsim.cli", *words],
+        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small trace and a config."""
+    folder = tmp_path_factory.mktemp("work")
+    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3))
+    (folder / "run.yaml").write_text(RUN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first_run(workplace: Path) -> subprocess.CompletedProcess[str]:
+    """A run with plots, under one hash seed."""
+    return kvsim("run", "run.yaml", "-o", "first", cwd=workplace, hash_seed="1")
+
+
+def test_run_writes_a_whole_folder(workplace: Path, first_run: subprocess.CompletedProcess[str]) -> None:
+    """A run prints its table and digest and leaves every file of the run folder; nothing on standard error."""
+    assert first_run.returncode == 0, first_run.stderr
+    assert first_run.stderr == ""
+    assert "Token hit rate" in first_run.stdout
+    assert "generated tokens come back in the next prompt" in first_run.stdout
+    assert max(map(len, first_run.stdout.splitlines())) <= 100
+    names = {path.name for path in (workplace / "first").iterdir()}
+    assert names >= {
+        "summary.json",
+        "requests.parquet",
+        "series.parquet",
+        "config.resolved.yaml",
+        "plots",
+        "report.html",
+    }
+    summary = json.loads((workplace / "first" / "summary.json").read_text())
+    assert summary["digest"] in first_run.stdout
+    counts = summary["requests"]
+    assert counts["arrived"] == counts["finished"] + counts["rejected"] + counts["failed"] + counts["stuck"] > 0
+
+
+def test_same_bytes_in_another_process(workplace: Path, first_run: subprocess.CompletedProcess[str]) -> None:
+    """Another process with another hash seed, from the resolved config: same parquet bytes, same digest."""
+    assert first_run.returncode == 0
+    resolved = "first/config.resolved.yaml"
+    again = kvsim("run", resolved, "-o", "again", "--json", "--set", "output.plots=false", cwd=workplace, hash_seed="2")
+    assert again.returncode == 0, again.stderr
+    for name in ("requests.parquet", "series.parquet"):
+        assert (workplace / "again" / name).read_bytes() == (workplace / "first" / name).read_bytes()
+    digest = json.loads((workplace / "first" / "summary.json").read_text())["digest"]
+    assert json.loads(again.stdout)["digest"] == digest
+
+
+def test_debug_changes_nothing(workplace: Path) -> None:
+    """--debug checks every invariant at every step and gives the same digest."""
+    words = ("run", "run.yaml", "-o", "debug", "--debug", "--json", "--set", "trace.max_sessions=1")
+    checked = kvsim(*words, "--set", "engine.num_gpu_blocks_override=6000", cwd=workplace)
+    plain = kvsim(*(w for w in words if w != "--debug"), "--overwrite",
+                  "--set", "engine.num_gpu_blocks_override=6000", cwd=workplace)  # fmt: skip
+    assert checked.returncode == plain.returncode == 0, checked.stderr + plain.stderr
+    assert json.loads(checked.stdout)["digest"] == json.loads(plain.stdout)["digest"]
+
+
+def test_compare(workplace: Path, first_run: subprocess.CompletedProcess[str]) -> None:
+    """Two runs side by side, as a table, as JSON and as a report with one overlay plot."""
+    assert first_run.returncode == 0
+    other = kvsim("run", "run.yaml", "-o", "none", "--set", "connector.kind=none", "--json", cwd=workplace)
+    assert other.returncode == 0, other.stderr
+    table = kvsim("compare", "none", "first", "-o", "both", cwd=workplace)
+    assert table.returncode == 0, table.stderr
+    assert max(map(len, table.stdout.splitlines())) <= 100
+    assert (workplace / "both" / "overlay.png").stat().st_size > 10_000
+    assert "first" in (workplace / "both" / "report.html").read_text()
+    rows = json.loads(kvsim("compare", "none", "first", "--json", cwd=workplace).stdout)
+    finished = next(row for row in rows if row["metric"] == "requests.finished")
+    assert finished["none"] == finished["first"] > 0
+    loaded = next(row for row in rows if row["metric"] == "hit_rate.external")
+    assert loaded["none"] == 0 < loaded["first"] == loaded["first diff"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("run", "absent.yaml"), "absent.yaml: no such file"),
+        (("run", "run.yaml", "--set", "engine.blocksize=16"), "did you mean block_size?"),
+        (("run", "run.yaml", "--set", "model.name=llama-9"), "llama-9"),
+        (("run", "run.yaml", "--set", "hardware.gpu=h1000"), "h1000"),
+        (("run", "run.yaml", "--set", "hardware.tensor_parallel_size=3"), "tensor_parallel_size: 3"),
+        (("run", "run.yaml", "--set", "model.name=llama-3.1-405b", "--set", "engine.num_gpu_blocks_override=null"),
+         "weights"),
+        (("run", "run.yaml", "--set", "trace.path=nowhere"), "nowhere"),
+        (("run", "run.yaml", "--set", "engine.num_gpu_blocks_override=1"), "at least 2"),
+        (("run", "run.yaml", "--set", "connector.cpu_bytes_to_use=1KiB"), "room for at least one"),
+        (("run", "run.yaml", "--set", "engine.enable_chunked_prefill=false",
+          "--set", "engine.max_num_batched_tokens=512"), "max_model_len (131072)"),
+        (("compare", "run.yaml", "run.yaml"), "run.yaml"),
+        (("compare", "absent", "absent"), "absent"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(workplace: Path, words: tuple[str, ...], complaint: str) -> None:
+    """A mistake is one line on standard error, exit code 2, and no run folder."""
+    before = sorted(path.name for path in workplace.iterdir())
+    if words[0] == "run":
+        words = (*words, "-o", "broken")
+    done = kvsim(*words, cwd=workplace)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert complaint in line
+    assert sorted(path.name for path in workplace.iterdir()) == before
+
+
+def test_help_has_an_example() -> None:
+    """Every command's help ends with an example."""
+    for words in (("run",), ("compare",), ("trace", "stats"), ("trace", "generate")):
+        done = kvsim(*words, "--help", cwd=REPO)
+        assert "Example" in done.stdout, words
+    assert kvsim("--version", cwd=REPO).stdout.startswith("kvsim ")
