@@ -34,9 +34,9 @@ lint: $(VENV)/.test
 
 check: lint test
 
-bench: $(VENV)/.test
-	@if [ -d tests/benchmarks ]; then $(BIN)/python -m pytest tests/benchmarks -s; else echo "no benchmarks yet"; fi
+bench: $(VENV)/.run
+	$(BIN)/python tests/benchmarks/bench_reference.py --json bench.json
 
 clean:
-	rm -rf $(VENV) runs dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) bench.json runs dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -59,9 +60,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
-    from kvsim.build import ASSUMED
     from kvsim.config import load_config
     from kvsim.report.tables import summary_table
+    from kvsim.resolve import ASSUMED
     from kvsim.runner import run_and_save
 
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
@@ -143,10 +144,19 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
+        _fail(str(error), 2)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
+    except MemoryError:
+        _fail("out of memory: fewer blocks (num_gpu_blocks_override, cpu_bytes_to_use) or sessions would fit", 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

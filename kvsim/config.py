@@ -69,7 +69,7 @@ class TraceConfig(Component):
     max_concurrent_sessions: Count | None = Field(
         None, description="sessions at the same time, later ones wait; null = no limit"
     )
-    time_scale: float = Field(1.0, gt=0, description="recorded pauses and arrival times are multiplied by this")
+    time_scale: float = Field(1.0, gt=0, le=1e6, description="recorded pauses and arrival times are multiplied by this")
     spread_arrivals: bool = Field(
         False, description="spread requests that share an arrival time evenly up to the next arrival time"
     )
@@ -111,7 +111,9 @@ class EngineConfig(Component):
 
     kind: Literal["reference"] = Field("reference", description="reference = every step is executed")
     vllm_version: Literal["0.33.0", "0.23.0"] = Field("0.33.0", description="release whose decisions are made")
-    block_size: Count = Field(16, description="vLLM's --block-size: tokens in a KV block")
+    block_size: Annotated[int, Field(ge=1, le=65536)] | None = Field(
+        None, description="vLLM's --block-size: tokens in a KV block; null = 16, or 64 for MLA models"
+    )
     num_gpu_blocks_override: Count | None = Field(
         None, description="vLLM's --num-gpu-blocks-override; null = computed from memory"
     )
@@ -176,10 +178,10 @@ class OffloadingConnectorConfig(Component):
     block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block")
     offload_prompt_only: bool = Field(True, description="keep generated tokens out of CPU memory")
     store_threshold: int = Field(
-        0, ge=0, description="store a block only when it was looked up so many times (2 or more); 0 = always"
+        0, ge=0, description="store a block only when it was offered so many times (2 or more); 0 = always"
     )
     kv_layout: Literal["cross_layer", "per_layer"] = Field(
-        "cross_layer", description="one copy per block (all layers together), or one per block and layer"
+        "cross_layer", description="one copy per block (all layers together), or one per block, layer and K or V"
     )
 
     @model_validator(mode="after")

@@ -9,8 +9,20 @@ import simpy
 
 from kvsim.clock import SCHEDULE_PRIORITY, Clock
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
+from kvsim.errors import UserError
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler
+
+# Far more than any chain of decisions at one instant; beyond it time has stopped.
+MAX_STEPS_AT_AN_INSTANT = 10_000
+
+
+class NoProgressError(UserError):
+    """The engine goes round in circles: steps follow each other, but time does not pass and nothing changes."""
+
+    def __init__(self, scheduler: Scheduler, now: int) -> None:
+        waits = "; ".join(f"{request.request_id} {reason}" for request, reason in stuck_requests(scheduler)[:3])
+        super().__init__(f"no progress at time {now}: {waits or 'no request is left'}")
 
 
 class StepTime(Protocol):
@@ -24,6 +36,9 @@ class StepTime(Protocol):
 class EngineObserver:
     """Told what happens, when it happens. Does nothing; override what you need."""
 
+    def on_step_start(self) -> None:
+        """A step begins: its decisions are about to be made."""
+
     def on_step_scheduled(self, output: SchedulerOutput) -> None:
         """A step was decided; the clock stands at its start."""
 
@@ -33,8 +48,11 @@ class EngineObserver:
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         """A step is over; the clock stands at its end."""
 
-    def on_stall(self, waited_ns: int) -> None:
-        """Nothing was computed for so long although requests exist."""
+    def on_load_stall(self, waited_ns: int) -> None:
+        """Requests existed and none could be computed, for so long, because KV was on its way."""
+
+    def on_flush_stall(self, waited_ns: int) -> None:
+        """The step had to wait for copies out of blocks that it hands out again."""
 
 
 class Engine:
@@ -84,8 +102,13 @@ class Engine:
             self._wake = None
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
+        steps, instant = 0, -1
         while True:
             yield self.env.at(0, SCHEDULE_PRIORITY)
+            steps = steps + 1 if self.env.now == instant else 0
+            instant = self.env.now
+            if steps > MAX_STEPS_AT_AN_INSTANT:
+                raise NoProgressError(self.scheduler, instant)
             if self.scheduler.has_requests():
                 yield from self._step()
             else:
@@ -97,6 +120,7 @@ class Engine:
 
     def _step(self) -> Generator[simpy.Event, Any, None]:
         scheduler, worker = self.scheduler, self.worker
+        self._observer.on_step_start()
         output = scheduler.schedule()
         self._observer.on_step_scheduled(output)
         if worker is not None:
@@ -119,11 +143,11 @@ class Engine:
         for request in ended:
             self._ended.pop(request).succeed(request)
 
-    def _wait_for(self, worker: ConnectorWorker, jobs: list[int]) -> Generator[simpy.Event, Any, None]:
+    def _wait_for(self, worker: ConnectorWorker, jobs: Sequence[Any]) -> Generator[simpy.Event, Any, None]:
         started = self.env.now
         while not all(map(worker.is_done, jobs)):
             yield from self._wait()
-        self._observer.on_stall(self.env.now - started)
+        self._observer.on_flush_stall(self.env.now - started)
 
     def _empty(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
         """A step without tokens. The second in a row changes nothing any more: wait for the world to move."""
@@ -136,11 +160,11 @@ class Engine:
             and self.scheduler.has_requests()
             and not (self.worker is not None and self.worker.has_finished())
         ):
-            started = self.env.now
+            started, waiting = self.env.now, bool(self.scheduler.requests)
             yield from self._wait()
             yield self.env.at(0)
-            if self.scheduler.requests:
-                self._observer.on_stall(self.env.now - started)
+            if waiting:
+                self._observer.on_load_stall(self.env.now - started)
 
 
 def batch_of(output: SchedulerOutput) -> tuple[list[tuple[int, int]], list[int]]:

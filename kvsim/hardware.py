@@ -39,11 +39,11 @@ class DuplexLink:
 
     Args:
         shared_ppm: speed of (h2d, d2h) in parts per million of full speed while both are busy.
-        on_finish: called after each finished transfer.
+        on_finish: called at each instant at which transfers have finished.
     """
 
     def __init__(self, env: Clock, shared_ppm: tuple[int, int], on_finish: Callable[[], None] | None = None) -> None:
-        self._env, self._on_finish = env, on_finish
+        self._env, self.on_finish = env, on_finish
         self._shared: dict[LinkDirection, int] = {"h2d": shared_ppm[0], "d2h": shared_ppm[1]}
         self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": deque(), "d2h": deque()}
         self._updated_ns = 0
@@ -56,8 +56,6 @@ class DuplexLink:
         transfer = Transfer(solo_ns, num_bytes, self._env.now)
         self._advance()
         self._queues[direction].append(transfer)
-        if solo_ns == 0 and len(self._queues[direction]) == 1:
-            self._retire()
         self._wake_at_next_finish()
         return transfer
 
@@ -80,10 +78,9 @@ class DuplexLink:
         now = self._env.now
         elapsed = now - self._updated_ns
         if elapsed:
-            rates = {direction: self._rate(direction) for direction in self._queues}
             for direction, queue in self._queues.items():
                 if queue:
-                    queue[0].work -= elapsed * rates[direction]
+                    queue[0].work -= elapsed * self._rate(direction)
                     self._busy_ns[direction] += elapsed
             self._updated_ns = now
 
@@ -112,5 +109,5 @@ class DuplexLink:
         self._advance()
         retired = self._retire()
         self._wake_at_next_finish()
-        if retired and self._on_finish is not None:
-            self._on_finish()
+        if retired and self.on_finish is not None:
+            self.on_finish()

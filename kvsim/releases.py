@@ -7,40 +7,58 @@ from dataclasses import dataclass
 from kvsim.cache.block_pool import BlockPool, BlockPool023
 from kvsim.connectors.offloading import OffloadingConnector, OffloadingConnector023
 from kvsim.connectors.offloading_worker import OffloadingWorker, OffloadingWorker023
+from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffloadConnector023
+from kvsim.connectors.simple_cpu_worker import SimpleCPUOffloadWorker
 from kvsim.offload.manager import OffloadingManager, OffloadingManager023
 from kvsim.offload.policies.arc import ArcPolicy, ArcPolicy023
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.policies.lru import LruPolicy, LruPolicy023
+from kvsim.offload.tiering import TieringManager, TieringManager023
 from kvsim.scheduler import Scheduler, Scheduler023
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """The classes that differ between releases; everything else is common."""
 
     block_pool: type[BlockPool]
     scheduler: type[Scheduler]
-    manager: type[OffloadingManager]
     policies: dict[str, type[EvictionPolicy]]
+    manager: type[OffloadingManager]
+    tiering_manager: type[TieringManager]
     offloading_connector: type[OffloadingConnector]
     offloading_worker: type[OffloadingWorker]
+    cpu_chunk_alignment_bytes: int  # a chunk's copy in CPU memory is rounded up to this (kv_offload/cpu/spec.py)
+    shares_replicated_kv: bool  # MLA under TP on one node: one copy in CPU memory for all ranks
+    simple_cpu_connector: type[SimpleCPUOffloadConnector]
+    simple_cpu_worker: type[SimpleCPUOffloadWorker]
 
 
 RELEASES = {
     "0.33.0": Release(
-        BlockPool,
-        Scheduler,
-        OffloadingManager,
-        {"lru": LruPolicy, "arc": ArcPolicy},
-        OffloadingConnector,
-        OffloadingWorker,
+        block_pool=BlockPool,
+        scheduler=Scheduler,
+        policies={"lru": LruPolicy, "arc": ArcPolicy},
+        manager=OffloadingManager,
+        tiering_manager=TieringManager,
+        offloading_connector=OffloadingConnector,
+        offloading_worker=OffloadingWorker,
+        cpu_chunk_alignment_bytes=4096,
+        shares_replicated_kv=True,
+        simple_cpu_connector=SimpleCPUOffloadConnector,
+        simple_cpu_worker=SimpleCPUOffloadWorker,
     ),
     "0.23.0": Release(
-        BlockPool023,
-        Scheduler023,
-        OffloadingManager023,
-        {"lru": LruPolicy023, "arc": ArcPolicy023},
-        OffloadingConnector023,
-        OffloadingWorker023,
+        block_pool=BlockPool023,
+        scheduler=Scheduler023,
+        policies={"lru": LruPolicy023, "arc": ArcPolicy023},
+        manager=OffloadingManager023,
+        tiering_manager=TieringManager023,
+        offloading_connector=OffloadingConnector023,
+        offloading_worker=OffloadingWorker023,
+        cpu_chunk_alignment_bytes=1,
+        shares_replicated_kv=False,
+        simple_cpu_connector=SimpleCPUOffloadConnector023,
+        simple_cpu_worker=SimpleCPUOffloadWorker,
     ),
 }

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvsim.build import Plan, Simulation, read_trace_of, resolve
+from kvsim.build import Simulation
 from kvsim.config import RunConfig, dump_config
+from kvsim.errors import UserError
 from kvsim.report.html import write_comparison, write_report
 from kvsim.report.plots import overlay, save_plots
 from kvsim.report.style import as_png
+from kvsim.resolve import Plan, read_trace_of, resolve
 from kvsim.results.records import RequestRecord, RunRecord, Sample, as_row
 from kvsim.results.runfolder import Run, RunFolder
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS
 
 Progress = Callable[[int, int], None]
+COMPARISON_FILES = {"overlay.png", "report.html"}
 
 
 def simulate(config: RunConfig, progress: Progress | None = None) -> tuple[Plan, RunRecord]:
@@ -48,10 +51,20 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
 
 
 def save_comparison(runs: Sequence[Run], folder: Path) -> None:
-    """Write report and overlay plot of a comparison."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "overlay.png").write_bytes(as_png(overlay(runs)))
-    write_comparison(runs, folder / "report.html")
+    """Write report and overlay plot of a comparison; replaces those of an earlier one, nothing else.
+
+    Raises:
+        UserError: the folder is a run folder or a file, or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - COMPARISON_FILES):
+        raise UserError(f"{folder}: expected a new folder, or one that holds a comparison only")
+    plot = as_png(overlay(runs))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "overlay.png").write_bytes(plot)
+        write_comparison(runs, folder / "report.html")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write the comparison: {error.strerror or error}") from error
 
 
 def requests_frame(record: RunRecord) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
@@ -113,8 +113,8 @@ class Scheduler:
                 self._inflight_prefills.pop(request, None)
         return output
 
-    def _cap(self, tokens: int, budget: int) -> int:
-        return min(self._threshold if 0 < self._threshold < tokens else tokens, budget)
+    def _cap(self, tokens: int) -> int:
+        return self._threshold if 0 < self._threshold < tokens else tokens
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         running, scheduled = self.running, output.num_scheduled_tokens
@@ -123,7 +123,7 @@ class Scheduler:
         while i < len(running) and budget > 0:
             request = running[i]
             computed = request.num_computed_tokens
-            tokens = min(self._cap(request.num_tokens - computed, budget), longest - computed)
+            tokens = min(self._cap(request.num_tokens - computed), budget, longest - computed)
             if tokens == 0:
                 i += 1
                 continue
@@ -192,7 +192,9 @@ class Scheduler:
         hits: list[int] = []
         external, is_async = 0, False
         computed = request.num_computed_tokens
-        if computed == 0:
+        # (vLLM asks for computed == 0 alone and looks up again after loading a prompt of one token and one block.)
+        looked_up = computed == 0 and request not in self.kv.tables
+        if looked_up:
             hits = self.kv.get_computed_blocks(request)
             local = len(hits) * self.kv.block_size
             answer: tuple[int | None, bool | None] = (None, None)
@@ -208,9 +210,10 @@ class Scheduler:
             computed = local + external
         tokens = 0
         if not is_async:
-            tokens = self._cap(request.num_tokens - computed, budget)
-            if not self.limits.enable_chunked_prefill and self._cap(request.num_tokens - computed, 1 << 62) > budget:
+            wanted = self._cap(request.num_tokens - computed)
+            if wanted > budget and not self.limits.enable_chunked_prefill:
                 return None  # a prompt waits for a step that takes all of it
+            tokens = min(wanted, budget)
         if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
             self._remember_refusal(request, len(hits))
             return None
@@ -221,7 +224,7 @@ class Scheduler:
         if blocks is None:
             return None
         table = self.kv.tables[request]
-        if request.num_computed_tokens == 0:
+        if looked_up:
             output.hits[request] = (computed - external, external)
         if self.connector is not None:
             self.connector.update_state_after_alloc(request, table, external)
@@ -312,9 +315,10 @@ class Scheduler:
         self.kv.free(request)
         del self.requests[request]
 
-    def check(self, extra_holders: Iterable[Iterable[int]] = (), *, at_end: bool = False) -> None:
+    def check(self, *, at_end: bool = False) -> None:
         """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
-        self.kv.pool.check([*self.kv.tables.values(), *extra_holders])
+        held = [] if self.connector is None else self.connector.gpu_holds()
+        self.kv.pool.check([*self.kv.tables.values(), *held])
         waiting = list(self.waiting)
         assert len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two"
         if self.connector is not None:

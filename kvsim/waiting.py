@@ -96,8 +96,8 @@ class PriorityQueue(RequestQueue):
 class WaitingQueues:
     """The queues of release 0.33.0: requests that hold KV blocks are always scanned before the others.
 
-    A scan is `begin_scan`, then `select` and either `skip` or `admit` until it answers None or the scheduler stops,
-    then `end_scan`. A skipped request without blocks goes back to the front, in scan order.
+    A scan is `begin_scan`, then `select` and either `skip` or popping the head until it answers None or the scheduler
+    stops, then `end_scan`. A skipped request without blocks goes back to the front, in scan order.
     Rules: vLLM 0.33.0 v1/core/sched/scheduler.py (waiting, kv_holding_waiting).
     """
 

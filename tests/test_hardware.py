@@ -9,6 +9,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.clock import Clock
 from kvsim.hardware import DuplexLink, LinkDirection, Transfer
 
 Copy = tuple[str, int, LinkDirection, int]  # (name, time of submission, direction, ns alone on the link)
@@ -19,7 +20,7 @@ HALF = (500_000, 500_000)
 
 def _play(shared_ppm: tuple[int, int], copies: Sequence[Copy]) -> list[tuple[str, int]]:
     """(name, time) of the ends of copies, as they happen."""
-    env = simpy.Environment()
+    env = Clock()
     ends: list[tuple[str, int]] = []
     pending: dict[str, Transfer] = {}
 
@@ -113,7 +114,7 @@ def test_a_copy_that_takes_no_time_waits_for_its_turn() -> None:
 
 def test_busy_time_and_bytes() -> None:
     """A direction is busy while it has a copy, also a slowed one; bytes count when their copy has ended."""
-    env = simpy.Environment()
+    env = Clock()
     link = DuplexLink(env, HALF)
     link.submit("h2d", 100, 1000)
     link.submit("h2d", 10, 24)
@@ -134,7 +135,7 @@ def test_busy_time_and_bytes() -> None:
 
 def test_is_idle() -> None:
     """Idle means nothing queued in either direction."""
-    env = simpy.Environment()
+    env = Clock()
     link = DuplexLink(env, HALF)
     assert link.is_idle
     link.submit("d2h", 10, 1)
@@ -145,7 +146,7 @@ def test_is_idle() -> None:
 
 def test_the_end_of_copies_is_announced_when_they_have_ended() -> None:
     """The callback comes at the end of every copy, after its transfer is marked as done."""
-    env = simpy.Environment()
+    env = Clock()
     transfers: list[Transfer] = []
     calls: list[tuple[int, list[bool]]] = []
     link = DuplexLink(env, HALF, lambda: calls.append((env.now, [t.is_done for t in transfers])))

@@ -153,9 +153,7 @@ def test_what_was_assumed_is_listed() -> None:
 
 def test_an_unknown_link_names_the_closest(tmp_path: Path) -> None:
     """A misspelt name gets a suggestion and the list; a missing file its path."""
-    with pytest.raises(
-        UserError, match=r"link 'pcie5-h10': no such profile, did you mean pcie5-h100\? .*c2c-gh200"
-    ):
+    with pytest.raises(UserError, match=r"link 'pcie5-h10': no such profile, did you mean pcie5-h100\? .*c2c-gh200"):
         load_link("pcie5-h10")
     with pytest.raises(UserError, match=r"absent\.yaml: no such file"):
         load_link(tmp_path / "absent.yaml")
@@ -182,9 +180,7 @@ def test_an_unknown_link_names_the_closest(tmp_path: Path) -> None:
         ("numa: none\n", "", ": numa is missing"),
     ],
 )  # fmt: skip
-def test_a_malformed_profile_is_refused_in_one_line(
-    tmp_path: Path, before: str, after: str, problem: str
-) -> None:
+def test_a_malformed_profile_is_refused_in_one_line(tmp_path: Path, before: str, after: str, problem: str) -> None:
     """The message names file, line and key, as for configs."""
     assert before in MINIMAL
     with pytest.raises(UserError) as caught:

@@ -58,6 +58,15 @@ def test_chain_content_shares_full_blocks_of_the_chain_only() -> None:
     assert len(set(a)) == 6
 
 
+def test_private_blocks_are_reserved() -> None:
+    """Private blocks have exactly the numbers that were set aside: whoever comes later gets others."""
+    tree, ids = PrefixTree(), BlockIds(4)
+    chain = tree.chain(tree.add("", [1, 2, 3], 4), 8)
+    assert ChainContent(chain, ids, 4, 24).block_hashes(2, 6) == [0, 1, 2, 3]
+    assert ChainContent(chain, ids, 4, 20).block_hashes(2, 5) == [4, 5, 6]
+    assert ids.count == 7
+
+
 def test_chain_content_answers_any_range_alike() -> None:
     """Any range of blocks, on either side of the chain's end or across it, is that part of the whole."""
     content, _ = _contents(shared_tokens=12)

@@ -265,13 +265,14 @@ def test_a_victims_new_block_is_not_reported(release: type[Scheduler]) -> None:
 
 
 @BOTH
-def test_equal_priorities_fall_on_the_latest_arrival(release: type[Scheduler]) -> None:
+@pytest.mark.parametrize("running", ["ab", "ba"])
+def test_equal_priorities_fall_on_the_latest_arrival(release: type[Scheduler], running: str) -> None:
     """Of equal priorities the request that arrived last is the victim, wherever it runs."""
     scheduler = make_scheduler(release, num_blocks=7, scheduling_policy="priority")
     a, b = make_request("a", prompt=12, out=9, arrival=1), make_request("b", prompt=10, out=9, arrival=2)
     _add(scheduler, a, b)
     step(scheduler)
-    scheduler.running.reverse()
+    scheduler.running.sort(key=lambda request: running.index(request.request_id))
     output, _ = step(scheduler)
     assert ids(output.preempted) == ["b"]
     assert scheduled(output) == [("a", 1)]
@@ -521,6 +522,24 @@ def test_the_claim_lasts_until_the_prefill_ends(release: type[Scheduler]) -> Non
         ([("a", 12)], "WAITING", 1),
         ([("a", 4)], "WAITING", 0),
     ]
+
+
+@BOTH
+def test_a_preempted_prefill_gives_up_its_claim(release: type[Scheduler]) -> None:
+    """A request that lost its blocks in its prefill has no claim that its own later load would have to respect."""
+    scheduler, _ = _parking(
+        release,
+        {"b": [(0, False), (16, True)]},
+        num_blocks=8,
+        max_num_batched_tokens=20,
+        enable_caching=False,
+    )
+    b = make_request("b", prompt=16, out=9)
+    _add(scheduler, make_request("a", prompt=12, out=2), b)
+    assert _steps(scheduler, 2) == [[("a", 12), ("b", 8)], [("a", 1)]]
+    assert (b.status, scheduler.kv.pool.num_free) == (RequestStatus.PREEMPTED, 7)
+    step(scheduler)
+    assert b.status is RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
 @BOTH

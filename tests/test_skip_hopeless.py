@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import simpy
 from engine_builder import ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
-from kvsim.conform import StepCopier
+from kvsim.connectors.base import CopyJob
 from kvsim.releases import RELEASES
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler, SchedulerLimits
@@ -91,6 +90,31 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
+class StepCopier:
+    """A copy takes a number of steps that depends on its direction; a flushed one is done at once."""
+
+    def __init__(self, delays: dict[str, int]) -> None:
+        self.step = 0
+        self._delays = delays
+        self._ready: dict[int, int] = {}
+
+    def submit(self, job: CopyJob) -> None:
+        """See `kvsim.connectors.base.Copier`."""
+        self._ready[job.job_id] = self.step + self._delays[job.direction]
+
+    def flush(self, job: CopyJob) -> None:
+        """Done in this step."""
+        self._ready[job.job_id] = self.step
+
+    def is_done(self, job: CopyJob) -> bool:
+        """Whether its step has come."""
+        return self._ready[job.job_id] <= self.step
+
+    def forget(self, job: CopyJob) -> None:
+        """The job was reported."""
+        del self._ready[job.job_id]
+
+
 class CountingPool:
     """How often a scheduler looked up a prefix on the GPU."""
 
@@ -123,7 +147,7 @@ def _play(world: World, version: str, *, skip_hopeless: bool) -> tuple[list[Any]
     kv = KVCacheManager(release.block_pool(world.num_blocks), block_size=BLOCK, max_model_len=100)
     counter = CountingPool(kv)
     connector = worker = None
-    copier = StepCopier(simpy.Environment(), world.delays, [])
+    copier = StepCopier(world.delays)
     if world.connector:
         manager = release.manager(world.num_slots, release.policies[world.policy], world.threshold)
         connector = release.offloading_connector(
@@ -147,7 +171,7 @@ def _play(world: World, version: str, *, skip_hopeless: bool) -> tuple[list[Any]
         if worker is not None:
             jobs = [
                 [(j, job.keys, job.source, job.destination) for j, job in (meta.loads | meta.stores).items()],
-                worker.handle_preemptions(meta),
+                [job.job_id for job in worker.handle_preemptions(meta)],
             ]
             worker.start_load_kv(meta)
             report = worker.get_finished()

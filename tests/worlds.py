@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvsim.build import Plan, Simulation, resolve
+from kvsim.build import Simulation
 from kvsim.chain import ROOT, PrefixTree
 from kvsim.config import RunConfig
+from kvsim.resolve import Plan, resolve
 from kvsim.results.records import RunRecord
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
 

@@ -19,10 +19,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from kvsim.build import Simulation, resolve
+from kvsim.build import Simulation
 from kvsim.chain import Chain, PrefixTree
 from kvsim.config import RunConfig
 from kvsim.errors import UserError
+from kvsim.resolve import resolve
 from kvsim.trace.session import Session, Trace, Turn
 
 

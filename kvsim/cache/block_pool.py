@@ -52,6 +52,11 @@ class BlockPool:
         refs = self.ref_counts
         return sum(not refs[block] for block in blocks)
 
+    def next_free(self, block: int | None) -> int | None:
+        """The free block behind this free block (None: the head of the list); None at the end."""
+        following = self._next[self.num_blocks if block is None else block]
+        return None if following == self.num_blocks else following
+
     def free_list(self) -> list[int]:
         """All free blocks, next to be evicted first. For tests and invariants."""
         blocks, block = [], self._next[self.num_blocks]
@@ -127,10 +132,7 @@ class BlockPool:
                 cached[content] = block
 
     def free_blocks(self, blocks: Iterable[int]) -> None:
-        """One reference less for each; those that reach 0 enter the free list, in the order given.
-
-        All counts go down first, then the blocks are filed: a block may occur twice.
-        """
+        """One reference less for each; those that reach 0 enter the free list, in the order given."""
         refs = self.ref_counts
         released: list[int] = []
         for block in blocks:

@@ -69,8 +69,9 @@ class KVCacheManager:
                 return None
             table = self.tables.setdefault(request, [])
             if hits or num_external_tokens:
-                pool.touch(hits)
-                table += hits
+                if hits:
+                    pool.touch(hits)
+                    table += hits
                 self._num_cached.setdefault(request, len(table))
             if num_external_tokens:
                 table += pool.get_new_blocks(-(-computed // size) - len(table))

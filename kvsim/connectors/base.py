@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kvsim.request import Request
 
@@ -37,6 +38,44 @@ class WorkerOutput:
     jobs: list[int] = field(default_factory=list)  # finished jobs, in the order of their submission
 
 
+Direction = Literal["load", "store"]
+
+
+@dataclass(eq=False, slots=True)
+class CopyJob:
+    """One copy: GPU blocks to CPU slots (store) or back (load). Only the GPU side's length is certain to be moved."""
+
+    job_id: int
+    direction: Direction
+    source: list[int]
+    destination: list[int]
+
+    @property
+    def gpu_blocks(self) -> list[int]:
+        """The side that lies in the GPU's pool."""
+        return self.source if self.direction == "store" else self.destination
+
+
+class Copier(Protocol):
+    """Whatever moves the bytes: a timed link, or a clock that counts steps. Jobs of a direction finish in order."""
+
+    def submit(self, job: CopyJob) -> None:
+        """Queue the copy behind those of its direction."""
+        ...
+
+    def flush(self, job: CopyJob) -> None:
+        """The engine is going to wait for this job."""
+        ...
+
+    def is_done(self, job: CopyJob) -> bool:
+        """Whether the copy is complete now."""
+        ...
+
+    def forget(self, job: CopyJob) -> None:
+        """The job was reported and will not be asked for again."""
+        ...
+
+
 class KVConnector(ABC):
     """Scheduler side of a connector.
 
@@ -49,7 +88,28 @@ class KVConnector(ABC):
     """
 
     lookups_are_pure = False  # asking again for a request that found no room changes nothing
-    epoch = 0  # grows with every change that `get_num_new_matched_tokens` could notice
+    num_load_jobs = 0  # copies planned so far
+    num_store_jobs = 0
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every change that `get_num_new_matched_tokens` could notice."""
+        return 0
+
+    @property
+    def num_offloaded_chunks(self) -> int:
+        """Chunks that are kept outside the GPU now, where the GPU can reach them."""
+        return 0
+
+    @property
+    def num_evicted_chunks(self) -> int:
+        """Chunks that were lost there so far."""
+        return 0
+
+    @property
+    def num_refusals(self) -> int:
+        """Stores that found no room so far; a store is tried again every step."""
+        return 0
 
     def on_new_request(self, request: Request) -> None:
         """The request has arrived."""
@@ -82,6 +142,10 @@ class KVConnector(ABC):
         """Whether the engine must keep stepping although no request is left."""
         return False
 
+    def gpu_holds(self) -> list[list[int]]:
+        """GPU blocks that the connector references beside the requests' tables."""
+        return []
+
     def check(self, *, at_end: bool) -> None:
         """Raise AssertionError if the connector's books are wrong (``at_end``: or if anything is still pinned)."""
 
@@ -89,7 +153,7 @@ class KVConnector(ABC):
 class ConnectorWorker(Protocol):
     """Worker side: turns a step's metadata into copies and polls them. Called in the order of the methods."""
 
-    def handle_preemptions(self, meta: Any) -> list[int]:
+    def handle_preemptions(self, meta: Any) -> Sequence[Any]:
         """First of all: submit what was deferred. Returns the jobs that must be complete before the forward pass."""
         ...
 
@@ -97,8 +161,8 @@ class ConnectorWorker(Protocol):
         """Submit this step's loads."""
         ...
 
-    def is_done(self, job_id: int) -> bool:
-        """Whether a job is complete (true for one that was reported already)."""
+    def is_done(self, job: Any) -> bool:
+        """Whether a job that `handle_preemptions` returned is complete."""
         ...
 
     def has_finished(self) -> bool:
@@ -107,8 +171,4 @@ class ConnectorWorker(Protocol):
 
     def get_finished(self) -> WorkerOutput:
         """After the forward pass: what has finished since the last report."""
-        ...
-
-    def is_idle(self) -> bool:
-        """Nothing in flight and nothing waiting to be submitted."""
         ...

@@ -1,34 +1,22 @@
-"""OffloadingConnector, scheduler side: KV offload to CPU memory, chunk by chunk, through an OffloadingManager."""
+"""OffloadingConnector, scheduler side: KV offload to CPU memory, chunk by chunk, through a ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
-from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.base import CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.offload.context import RequestContext
-from kvsim.offload.manager import OffloadingManager, StorePlan
+from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request, RequestStatus
-
-Direction = Literal["load", "store"]
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """One copy: GPU blocks to CPU slots or back. ``keys`` are its chunks; a load may skip the head of its first one."""
+class Job(CopyJob):
+    """A copy of one request. ``keys`` are its chunks; a load may skip the head of its first one."""
 
-    job_id: int
     request: Request
-    direction: Direction
     keys: list[int]
-    source: list[int]
-    destination: list[int]
-
-    @property
-    def gpu_blocks(self) -> list[int]:
-        """The side that lies in the GPU's pool: its length is what is copied."""
-        return self.source if self.direction == "store" else self.destination
 
 
 @dataclass(slots=True)
@@ -61,7 +49,7 @@ class OffloadingConnector(KVConnector):
 
     def __init__(
         self,
-        manager: OffloadingManager,
+        manager: Ledger,
         *,
         block_size: int,
         block_size_factor: int = 1,
@@ -82,9 +70,21 @@ class OffloadingConnector(KVConnector):
         self._watched: dict[int, set[int]] = {}  # GPU block of a finished request -> its pending stores
 
     @property
-    def epoch(self) -> int:  # type: ignore[override]
+    def epoch(self) -> int:
         """Lookups depend on the manager's contents and on what is being loaded, which changes it too."""
         return self.manager.epoch
+
+    @property
+    def num_offloaded_chunks(self) -> int:
+        return self.manager.num_chunks
+
+    @property
+    def num_evicted_chunks(self) -> int:
+        return self.manager.num_evicted
+
+    @property
+    def num_refusals(self) -> int:
+        return self.manager.num_refusals
 
     # -- looking
     def on_new_request(self, request: Request) -> None:
@@ -127,9 +127,9 @@ class OffloadingConnector(KVConnector):
 
     # -- planning
     def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
-        self._allocated.append(table)
         if num_external_tokens == 0:
             return
+        self._allocated.append(table)
         state = self._states[request]
         end_tokens = state.local_tokens + num_external_tokens
         first, last = state.local_tokens // self.chunk_tokens, end_tokens // self.chunk_tokens
@@ -146,7 +146,7 @@ class OffloadingConnector(KVConnector):
     def _new_job(
         self, state: _State, direction: Direction, keys: list[int], source: list[int], destination: list[int]
     ) -> Job:
-        job = Job(self._next_job_id, state.request, direction, keys, source, destination)
+        job = Job(self._next_job_id, direction, source, destination, state.request, keys)
         self._next_job_id += 1
         self._jobs[job.job_id] = job
         state.jobs.add(job.job_id)
@@ -265,13 +265,11 @@ class OffloadingConnector(KVConnector):
         return bool(self._jobs) or self.manager.has_pending_work()
 
     def check(self, *, at_end: bool) -> None:
-        self.manager.check()
+        self.manager.check(at_end=at_end)
         if at_end:
             assert not self._jobs, "copies are still in flight"
             assert not self._watched, "blocks are still watched"
             assert not self._loading, "keys are still being loaded"
-            pinned = sum(slot.ref_count != 0 for slot in self.manager.slots.values())
-            assert pinned == 0, f"{pinned} CPU chunks are still pinned"
 
 
 class OffloadingConnector023(OffloadingConnector):
@@ -285,10 +283,6 @@ class OffloadingConnector023(OffloadingConnector):
         tokens = self._lookup(state)
         self.manager.touch(state.context)  # all keys of the request, whatever the answer
         return tokens, bool(tokens)
-
-    def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
-        if num_external_tokens:
-            super().update_state_after_alloc(request, table, num_external_tokens)
 
     def build_connector_meta(self, output: SchedulerOutput) -> OffloadingMeta:
         """In order: block updates, end of the step for the manager, flush set, stores (never flushed at once)."""

@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from kvsim.connectors.base import WorkerOutput
+from kvsim.connectors.base import Copier, WorkerOutput
 from kvsim.connectors.offloading import Job, OffloadingMeta
-
-
-class Copier(Protocol):
-    """Whatever moves the bytes: a timed link, or a clock that counts steps. Jobs of a direction finish in order."""
-
-    def submit(self, job: Job) -> None:
-        """Queue the copy behind those of its direction."""
-        ...
-
-    def flush(self, job: Job) -> None:
-        """The engine is going to wait for this job."""
-        ...
-
-    def is_done(self, job: Job) -> bool:
-        """Whether the copy is complete now."""
-        ...
-
-    def forget(self, job: Job) -> None:
-        """The job was reported and will not be asked for again."""
-        ...
 
 
 class OffloadingWorker:
@@ -40,15 +18,15 @@ class OffloadingWorker:
         self._deferred: dict[int, Job] = {}
         self._in_flight: dict[int, Job] = {}  # in order of submission
 
-    def handle_preemptions(self, meta: OffloadingMeta) -> list[int]:
+    def handle_preemptions(self, meta: OffloadingMeta) -> list[Job]:
         """Submit the deferred stores, and this step's own that must be flushed; returns the jobs to wait for."""
-        for job_id in meta.flush:
+        for job_id in sorted(meta.flush):
             if (own := meta.stores.pop(job_id, None)) is not None:
                 self._deferred[job_id] = own
         self._submit(self._deferred)
-        waiting = sorted(job_id for job_id in meta.flush if job_id in self._in_flight)
-        for job_id in waiting:
-            self._copier.flush(self._in_flight[job_id])
+        waiting = [self._in_flight[job_id] for job_id in sorted(meta.flush) if job_id in self._in_flight]
+        for job in waiting:
+            self._copier.flush(job)
         self._deferred = meta.stores
         return waiting
 
@@ -61,10 +39,9 @@ class OffloadingWorker:
             self._in_flight[job.job_id] = job
             self._copier.submit(job)
 
-    def is_done(self, job_id: int) -> bool:
-        """True for jobs that are complete, and for jobs that were reported already."""
-        job = self._in_flight.get(job_id)
-        return job is None or self._copier.is_done(job)
+    def is_done(self, job: Job) -> bool:
+        """Whether the copy is complete."""
+        return self._copier.is_done(job)
 
     def has_finished(self) -> bool:
         """Whether a job has finished that was not reported yet."""
@@ -82,16 +59,12 @@ class OffloadingWorker:
                     output.received.append(job.request)
         return output
 
-    def is_idle(self) -> bool:
-        """Nothing in flight, nothing deferred."""
-        return not self._in_flight and not self._deferred
-
 
 class OffloadingWorker023(OffloadingWorker):
     """0.23.0: a store is never submitted in the step that plans it, flush or not."""
 
-    def handle_preemptions(self, meta: OffloadingMeta) -> list[int]:
-        own = {job_id: job for job_id, job in meta.stores.items() if job_id in meta.flush}
+    def handle_preemptions(self, meta: OffloadingMeta) -> list[Job]:
+        own = meta.flush & meta.stores.keys()
         if own:
-            meta = OffloadingMeta(meta.loads, meta.stores, meta.flush - own.keys())
+            meta = OffloadingMeta(meta.loads, meta.stores, meta.flush - own)
         return super().handle_preemptions(meta)

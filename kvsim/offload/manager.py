@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from kvsim.offload.context import INSERTED, MISSED, REUSED, SEEN, RequestContext
+from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.slot import Slot, Slots
 
@@ -17,30 +17,12 @@ PolicyFactory = Callable[[int, Slots], EvictionPolicy]
 EvictionLog = Callable[[int, "list[int] | None"], None]  # (keys wanted, keys evicted or None = refused)
 
 
-class PrefixHit(NamedTuple):
-    """``chunks`` leading chunks are in the tier; ``pending`` = one of them is still being written."""
+class OffloadingManager(Ledger):
+    """Slots of CPU memory under an eviction policy.
 
-    chunks: int
-    pending: bool
-
-
-class StorePlan(NamedTuple):
-    """Chunks to copy (positions in the request) and the CPU slot of each."""
-
-    positions: list[int]
-    slot_ids: list[int]
-
-
-class OffloadingManager:
-    """Which chunk lies in which CPU slot, and which may go.
-
-    A store is two calls: `prepare_store` reserves slots (evicting if it must; all or nothing) and `complete_store`
-    makes them readable. A load is two calls: `prepare_load` pins, `complete_load` unpins. Recency is per request:
-    uses are only noted while it lives and committed by `on_request_finished`.
+    Recency is per request: uses are only noted while it lives and committed by `on_request_finished`.
     Rules: vLLM 0.33.0 v1/kv_offload/cpu/manager.py.
     """
-
-    lookups_are_pure = True  # asking again changes nothing
 
     def __init__(
         self,
@@ -52,9 +34,8 @@ class OffloadingManager:
         self.num_slots, self.store_threshold = num_slots, store_threshold
         self.slots: Slots = {}
         self.policy = policy(num_slots, self.slots)
-        self.epoch = 0  # grows with every change that a lookup could notice
-        self.evicted_keys = 0
-        self.refusals = 0
+        self._epoch = 0
+        self._num_evicted = self._num_refusals = 0
         self._on_evict = on_evict
         self._num_fresh = 0  # slots handed out at least once
         self._free_ids: list[int] = []
@@ -62,8 +43,11 @@ class OffloadingManager:
         self._counts: OrderedDict[int, int] = OrderedDict()  # key -> offers, for store_threshold
 
     # -- looking
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
     def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
-        """How far the request's chunks from ``first`` on are here. Chunks being written count, and say so."""
         slots, keys, pending = self.slots, context.keys, False
         for position in range(first, last):
             slot = slots.get(keys[position])
@@ -73,42 +57,39 @@ class OffloadingManager:
         return PrefixHit(max(last - first, 0), pending)
 
     def touch(self, context: RequestContext) -> None:
-        """All of the request's keys were asked for. Nothing to do: recency is committed at the request's end."""
+        """Nothing to do: recency is committed at the request's end."""
 
     # -- loading
-    def prepare_load(self, context: RequestContext, first: int, last: int, *, note: bool = True) -> list[int]:
-        """Pin chunks ``first .. last-1`` for reading and return their slots. They must be ready."""
+    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+        ids = self.pin(context.keys[first:last])
+        positions = range(first, last)
+        self._note(context, positions, reused=positions)
+        return ids
+
+    def pin(self, keys: Sequence[int]) -> list[int]:
+        """Protect ready chunks from eviction while somebody reads them; returns their slots."""
         ids: list[int] = []
-        for key in context.keys[first:last]:
+        for key in keys:
             slot = self.slots[key]
             if slot.ref_count < 0:
-                raise ValueError(f"{context.request_id} reads a chunk that is still being written")
+                raise ValueError("a chunk is read that is still being written")
             self._num_evictable -= slot.ref_count == 0
             slot.ref_count += 1
             ids.append(slot.slot_id)
-        if note:
-            positions = range(first, last)
-            self._note(context, positions, reused=positions)
-        self.epoch += 1
+        self._epoch += 1
         return ids
 
     def complete_load(self, keys: Sequence[int]) -> None:
-        """The copies have been read."""
         for key in keys:
             slot = self.slots[key]
             if slot.ref_count <= 0:
                 raise ValueError("a load is completed that was never prepared")
             slot.ref_count -= 1
             self._num_evictable += slot.ref_count == 0
-        self.epoch += 1
+        self._epoch += 1
 
     # -- storing
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
-        """Offer chunks ``first .. last-1``: the absent ones get slots.
-
-        Returns:
-            What to copy (possibly nothing), or None = no room: nothing was evicted, offer them again.
-        """
         keys, slots, marks = context.keys, self.slots, context.marks
         if self.store_threshold >= 2:
             self._count_offer(keys[first:last])
@@ -133,30 +114,34 @@ class OffloadingManager:
         if not todo:
             return StorePlan([], [])
         if not self._make_room(len(todo), context, first, last):
-            self.refusals += 1
+            self._num_refusals += 1
             return None
         return StorePlan(todo, self._insert(context, todo))
 
     def complete_store(self, keys: Sequence[int]) -> None:
-        """The copies are written: readable, and evictable."""
         for key in keys:
-            slot = self.slots.get(key)
-            if slot is not None and slot.ref_count < 0:
-                slot.ref_count = 0
-                self._num_evictable += 1
-        self.epoch += 1
+            slot = self.slots[key]
+            if slot.ref_count >= 0:
+                raise ValueError("a store is completed that was never prepared")
+            slot.ref_count = 0
+            self._num_evictable += 1
+        self._epoch += 1
 
     def on_request_finished(self, context: RequestContext) -> None:
-        """Commit the request's uses to the policy."""
         self.policy.on_request_finished(context)
 
-    # -- what a tiering manager adds
-    def on_schedule_end(self) -> None:
-        """The step's decisions are made."""
+    # -- counting
+    @property
+    def num_chunks(self) -> int:
+        return len(self.slots)
 
-    def has_pending_work(self) -> bool:
-        """Whether the ledger waits for something that no job of a connector stands for."""
-        return False
+    @property
+    def num_evicted(self) -> int:
+        return self._num_evicted
+
+    @property
+    def num_refusals(self) -> int:
+        return self._num_refusals
 
     # -- inside
     def _note(self, context: RequestContext, positions: Sequence[int], reused: Sequence[int]) -> None:
@@ -210,8 +195,8 @@ class OffloadingManager:
             return False
         self._free_ids += [self.slots.pop(key).slot_id for key in victims]
         self._num_evictable -= count
-        self.evicted_keys += count
-        self.epoch += 1
+        self._num_evicted += count
+        self._epoch += 1
         return True
 
     def _insert(self, context: RequestContext, positions: list[int]) -> list[int]:
@@ -226,11 +211,10 @@ class OffloadingManager:
             self.policy.insert(context, position)
             context.marks[position] |= INSERTED
             ids.append(slot.slot_id)
-        self.epoch += 1
+        self._epoch += 1
         return ids
 
-    def check(self) -> None:
-        """Raise AssertionError unless slots are unique, accounted for, and counted right."""
+    def check(self, *, at_end: bool) -> None:
         ids = [slot.slot_id for slot in self.slots.values()]
         assert len(set(ids) | set(self._free_ids)) == len(ids) + len(self._free_ids) == self._num_fresh, (
             "CPU slots leak"
@@ -238,6 +222,8 @@ class OffloadingManager:
         assert self._num_fresh <= self.num_slots, "more CPU slots than exist"
         evictable = sum(slot.ref_count == 0 for slot in self.slots.values())
         assert evictable == self._num_evictable, f"{evictable} evictable chunks, {self._num_evictable} counted"
+        if at_end:
+            assert evictable == len(ids), f"{len(ids) - evictable} CPU chunks are still pinned"
 
 
 class OffloadingManager023(OffloadingManager):
@@ -262,8 +248,8 @@ class OffloadingManager023(OffloadingManager):
     def touch(self, context: RequestContext) -> None:
         self.policy.touch(context.keys)
 
-    def prepare_load(self, context: RequestContext, first: int, last: int, *, note: bool = True) -> list[int]:
-        return super().prepare_load(context, first, last, note=False)
+    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+        return self.pin(context.keys[first:last])
 
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
         keys = context.keys
@@ -275,7 +261,7 @@ class OffloadingManager023(OffloadingManager):
             return StorePlan([], [])
         missing = self._missing_slots(len(todo))
         if missing > 0 and not self._evict(missing, {keys[position] for position in offered}):
-            self.refusals += 1
+            self._num_refusals += 1
             return None
         return StorePlan(todo, self._insert(context, todo))
 

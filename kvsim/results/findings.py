@@ -135,8 +135,8 @@ def _cannot_store(summary: Summary) -> list[str]:
         return []
     return [
         (
-            f"The offload tier refused {refused:,} stores ({_percent(refused / (refused + stored))} of those "
-            "tried) because it could not free enough blocks: it is too small for the blocks in flight."
+            f"The offload tier refused stores {refused:,} times (they are tried again every step) because it "
+            "could not free enough blocks: it is too small for the blocks in flight."
         )
     ]
 

@@ -70,10 +70,10 @@ class Series:
 
     def add(self, sample: Sample) -> None:
         """Keep a sample; thins out the older ones when there are more than ``max_points``."""
-        self.samples.append(sample)
-        if len(self.samples) > self.max_points:
+        if len(self.samples) >= self.max_points:
             del self.samples[1::2]
             self.interval_ns *= 2
+        self.samples.append(sample)
         self._due_ns = (sample.time_ns // self.interval_ns + 1) * self.interval_ns
 
 
@@ -84,7 +84,8 @@ class Totals:
     end_ns: int = 0
     steps: int = 0
     gpu_busy_ns: int = 0
-    stall_ns: int = 0  # nothing computed although requests wait, because KV is being moved
+    stall_ns: int = 0  # nothing computed although requests wait, because KV is being loaded
+    flush_stall_ns: int = 0  # steps held up by copies out of blocks that they hand out again
     prompt_tokens: int = 0
     local_hit_tokens: int = 0
     external_hit_tokens: int = 0

@@ -78,8 +78,8 @@ def summarize(requests: pd.DataFrame, totals: Mapping[str, int], series: pd.Data
     - *TTFT, TPOT, E2E* as in ``vllm bench serve``, over finished requests: first token - arrival;
       (finish - first token) / (output tokens - 1) where there is more than one output token; finish -
       arrival.
-    - *Queue time*: first scheduled - arrival, over admitted requests. *Load wait*: time parked while KV is
-      loaded, over admitted requests with an external hit.
+    - *Queue time*: first scheduled - arrival, less the time parked while KV was loaded, over admitted requests.
+      *Load wait*: that time, over admitted requests with an external hit.
     - *Throughput*: tokens and requests of finished requests over the makespan, first arrival to last finish.
     - *Shares of time* (GPU busy, stall, links): over the span, first arrival to the end of the run.
     - *Session time*: first arrival to last finish, sub-agents included, over sessions whose requests all
@@ -224,13 +224,14 @@ def _latency(
     output = _ints(requests, "output_tokens")
     spoke = finished & (first >= 0)
     several = spoke & (output > 1)
+    load_wait = _ints(requests, "load_wait_ns")
     loaded = admitted & (_ints(requests, "external_hit_tokens") > 0)
     return {
         "ttft_ms": _stats((first - arrival)[spoke], 1e6),
         "tpot_ms": _stats((finish - first)[several] / (output[several] - 1), 1e6),
         "e2e_s": _stats((finish - arrival)[finished], 1e9),
-        "queue_ms": _stats((scheduled - arrival)[admitted], 1e6),
-        "load_wait_ms": _stats(_ints(requests, "load_wait_ns")[loaded], 1e6),
+        "queue_ms": _stats(np.maximum(scheduled - arrival - load_wait, 0)[admitted], 1e6),
+        "load_wait_ms": _stats(load_wait[loaded], 1e6),
     }
 
 

@@ -241,7 +241,7 @@ def estimate_num_gpu_blocks(
         f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between {_gib(max(least, 0))} and {_gib(most)}"
     )
     lines.append(
-        _layout_line(layout, blocks) + f"; {low:,} to {high:,} are possible, set num_gpu_blocks from the log"
+        _layout_line(layout, blocks) + f"; {low:,} to {high:,} are possible, set num_gpu_blocks_override from the log"
         " of your vLLM to be exact"
     )
     return KVCapacity(blocks, low, high, kv_bytes, layout, _pool_tokens(layout, blocks), True, tuple(lines))

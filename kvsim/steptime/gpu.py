@@ -6,6 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,8 @@ def _positive(entry: dict[str, Any], key: str, where: str, default: float | None
     value = entry.get(key, default)
     if value is None:
         raise UserError(f"{where}: {key} is missing")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or (value == 0 and default is None):
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+    if not good or (value == 0 and default is None):
         raise UserError(f"{where}: {key}: {value!r}: expected a positive number")
     return float(value)
 

@@ -24,9 +24,7 @@ CASES: dict[str, list[str]] = {
         ":5: engine.max_num_batched_tokens: expected at least max_model_len (131072)",
         "because enable_chunked_prefill is false, found 8192",
     ],
-    "budget_below_seqs": [
-        ":4: engine.max_num_batched_tokens: expected at least max_num_seqs (256), found 128"
-    ],
+    "budget_below_seqs": [":4: engine.max_num_batched_tokens: expected at least max_num_seqs (256), found 128"],
     "colon_in_value": [":2:16: is not valid YAML", "in quotes"],
     "control_character": [":2: control character U+0001 is not allowed"],
     "dashes_in_key": [":4: unknown key engine.max-num-seqs, did you mean max_num_seqs? (in engine)"],
@@ -34,9 +32,7 @@ CASES: dict[str, list[str]] = {
     "duplicate_nested_key": [":6: engine.block_size stands here again", "first on line 4"],
     "empty": ["is empty, expected name, seed, trace, model"],
     "fraction_for_count": [":4: hardware.tensor_parallel_size: expected a whole number, found 1.5"],
-    "key_of_other_kind": [
-        ":5: unknown key connector.cpu_bytes_to_use for kind none, it belongs to kind offloading"
-    ],
+    "key_of_other_kind": [":5: unknown key connector.cpu_bytes_to_use for kind none, it belongs to kind offloading"],
     "kind_missing": [":3: connector.kind is missing, expected one of none, offloading"],
     "leading_zero": [":4: engine.block_size: expected a whole number, found '016'"],
     "list_as_key": [":3: a key must be text"],
@@ -73,9 +69,7 @@ CASES: dict[str, list[str]] = {
     "size_without_unit": [f":5: connector.cpu_bytes_to_use: {SIZE}, found the plain number 64"],
     "size_zero": [":5: connector.cpu_bytes_to_use: expected more than 0, found 0"],
     "step_time_zero": [":5: step_time.per_step: expected more than 0 when per_token is 0, found 0"],
-    "store_threshold_one": [
-        ":6: connector.store_threshold: expected 0 (store always) or 2 and more, found 1"
-    ],
+    "store_threshold_one": [":6: connector.store_threshold: expected 0 (store always) or 2 and more, found 1"],
     "tab": [":2:1: is not valid YAML: a tab, expected spaces"],
     "time_ambiguous": [f":3: trace.max_think_time: {TIME}", "found '5m'", "write 5min or 5ms"],
     "time_scale_nan": [":3: trace.time_scale: expected a finite number, found nan"],
@@ -88,15 +82,9 @@ CASES: dict[str, list[str]] = {
     "two_documents": [":3:1: is not valid YAML: a second document starts here, expected one"],
     "unclosed_brace": [":2:6: is not valid YAML", "inside the bracket that opens on line 1"],
     "unknown_key": [":5: unknown key engine.max_num_batched_token, did you mean max_num_batched_tokens?"],
-    "unknown_key_nothing_close": [
-        ":4: unknown key engine.temperature, expected in engine: kind, vllm_version"
-    ],
-    "unknown_kind": [
-        ":4: connector.kind: expected one of none, offloading, found 'ofloading', did you mean off"
-    ],
-    "unknown_policy": [
-        ":6: connector.eviction_policy: expected one of lru, arc, found 'lfu', did you mean lru?"
-    ],
+    "unknown_key_nothing_close": [":4: unknown key engine.temperature, expected in engine: kind, vllm_version"],
+    "unknown_kind": [":4: connector.kind: expected one of none, offloading, found 'ofloading', did you mean off"],
+    "unknown_policy": [":6: connector.eviction_policy: expected one of lru, arc, found 'lfu', did you mean lru?"],
     "unknown_top_key": [":3: unknown key conector, did you mean connector? (in the top level)"],
     "utilization_percent": [":4: engine.gpu_memory_utilization: expected at most 1, found 92"],
     "version_as_number": [":4: engine.vllm_version: expected one of 0.33.0, 0.23.0, found 0.33"],

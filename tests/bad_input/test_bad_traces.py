@@ -38,9 +38,7 @@ MESSAGES = {
     "mooncake-id-after-two-others.jsonl": (
         f"line 2: hash_ids: id 2 at position 1 follows id 7, but another id before, {CHAINED}"
     ),
-    "mooncake-id-at-two-positions.jsonl": (
-        f"line 2: hash_ids: id 2 at position 0 was at position 1 before, {CHAINED}"
-    ),
+    "mooncake-id-at-two-positions.jsonl": (f"line 2: hash_ids: id 2 at position 0 was at position 1 before, {CHAINED}"),
     "mooncake-id-twice-in-a-row.jsonl": (
         f"line 2: hash_ids: id 8 occurs twice in one prompt, at position 0 and further on, {CHAINED}"
     ),
@@ -64,9 +62,7 @@ MESSAGES = {
     ),
     # kv-cache-tester
     "session-bad-row-in-subagent.json": f"requests[1].requests[1]: out is -1, {ANSWER}",
-    "session-cut-off.json": (
-        "line 1: not JSON (Unterminated string starting at, column 169), expected a JSON object"
-    ),
+    "session-cut-off.json": ("line 1: not JSON (Unterminated string starting at, column 169), expected a JSON object"),
     "session-id-at-two-positions.json": (
         f"requests[2]: hash_ids: id 2 at position 0 was at position 1 before, {CHAINED}"
     ),
@@ -82,15 +78,11 @@ MESSAGES = {
     "session-request-not-an-object.json": "requests[1]: found 7, expected a JSON object",
     "session-requests-missing.json": "requests is missing, expected a list",
     "session-text-time.json": 'requests[0]: t is "0", expected a number from 0 to 1e+09',
-    "session-too-many-ids.json": (
-        "requests[1]: hash_ids has 3 ids, expected 2 (in // block_size = 130 // 64)"
-    ),
+    "session-too-many-ids.json": ("requests[1]: hash_ids has 3 ids, expected 2 (in // block_size = 130 // 64)"),
     "session-truncated.json.gz": "the gzip data ends too early, expected a complete file",
     "session-damaged.json.gz": "damaged gzip data (",  # and what zlib says, which differs between versions
     "session-unknown-scope.json": 'hash_id_scope is "planet", expected "local" or "global"',
-    "session-unknown-status.json": (
-        'requests[1]: status is "failed", expected "completed" or "async_launched"'
-    ),
+    "session-unknown-status.json": ('requests[1]: status is "failed", expected "completed" or "async_launched"'),
     "session-unknown-type.json": 'requests[0]: type is "x", expected "n", "s" or "subagent"',
     "session-zero-input.json": f"requests[0]: in is 0, {TOKENS}",
     # Our own format
@@ -100,20 +92,16 @@ MESSAGES = {
     ),
     "lengths-float.jsonl": "line 2: turns[0]: new is 50.5, expected an integer from 0 to 10,000,000",
     "lengths-keep-too-long.jsonl": (
-        "line 2: turns[1]: keep is 156, expected at most 155, the length of the previous prompt and its "
-        "answer"
+        "line 2: turns[1]: keep is 156, expected at most 155, the length of the previous prompt and its answer"
     ),
     "lengths-no-output.jsonl": "line 2: turns[0]: out is 0, expected an integer from 1 to 1,000,000",
     "lengths-no-sessions.jsonl": "no session after the header, expected one per line",
     "lengths-no-turns.jsonl": "line 2: turns is [], expected at least one turn",
     "lengths-other-columns.jsonl": (
-        'line 1: columns is ["new", "keep", "out", "think_ms"], '
-        "expected ['keep', 'new', 'out', 'think_ms']"
+        "line 1: columns is [\"new\", \"keep\", \"out\", \"think_ms\"], expected ['keep', 'new', 'out', 'think_ms']"
     ),
     "lengths-text-flag.jsonl": 'line 1: outputs_return is "yes", expected true or false',
-    "lengths-three-columns.jsonl": (
-        "line 2: turns[0] is [100, 50, 5], expected a list [keep, new, out, think_ms]"
-    ),
+    "lengths-three-columns.jsonl": ("line 2: turns[0] is [100, 50, 5], expected a list [keep, new, out, think_ms]"),
     "lengths-wrong-version.jsonl": "line 1: version is 2, expected 1, the only one there is so far",
 }
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import simpy
 from engine_builder import make_request
 
+from kvsim.clock import Clock
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.offloading import Job
 from kvsim.hardware import DuplexLink
@@ -12,7 +12,7 @@ from kvsim.hardware import DuplexLink
 
 def test_jobs_on_the_link() -> None:
     """Loads go host to device, stores device to host; time and bytes follow from the job's GPU blocks."""
-    env = simpy.Environment()
+    env = Clock()
     asked: list[tuple[str, int]] = []
     link = DuplexLink(env, (1_000_000, 1_000_000))
 
@@ -20,10 +20,10 @@ def test_jobs_on_the_link() -> None:
         asked.append((direction, blocks))
         return 10 * blocks
 
-    copier = LinkCopier(link, copy_ns, block_bytes=64)
+    copier = LinkCopier(link, copy_ns, block_bytes={"h2d": 64, "d2h": 32})
     r = make_request("r")
-    load = Job(0, r, "load", keys=[5], source=[0], destination=[7])  # half of a chunk of two blocks
-    store = Job(1, r, "store", keys=[5, 6], source=[1, 2, 3, 4], destination=[0, 1])
+    load = Job(0, "load", [0], [7], request=r, keys=[5])  # half of a chunk of two blocks
+    store = Job(1, "store", [1, 2, 3, 4], [0, 1], request=r, keys=[5, 6])
     for job in (load, store):
         copier.submit(job)
     assert asked == [("h2d", 1), ("d2h", 4)]
@@ -32,7 +32,7 @@ def test_jobs_on_the_link() -> None:
     assert (copier.is_done(load), copier.is_done(store)) == (True, False)
     env.run()
     assert copier.is_done(store)
-    assert link.bytes == {"h2d": 64, "d2h": 256}
+    assert link.bytes == {"h2d": 64, "d2h": 128}
     copier.forget(load)
     copier.forget(store)
     assert not copier._transfers

@@ -766,7 +766,7 @@ def test_check_at_the_end(release: type[OffloadingConnector]) -> None:
     r = desk.arrive("r", "abc")
     desk.connector.update_state_after_alloc(r, [1, 2], desk.lookup(r) or 0)
     desk.connector.check(at_end=False)
-    with pytest.raises(AssertionError, match="copies are still in flight"):
+    with pytest.raises(AssertionError, match="still"):
         desk.connector.check(at_end=True)
     desk.done(1)
     desk.connector.check(at_end=True)

@@ -237,7 +237,7 @@ class NaiveLru:
         return victims
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_lru_equals_sorted_ranks(data: Any) -> None:
     """Any sequence of stores, uses, pins, ends and evictions has the victims of an obvious implementation."""

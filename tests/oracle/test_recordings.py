@@ -11,19 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.conform import Conformance, first_difference
+from kvsim.conform.compare import first_difference
+from kvsim.conform.scenario import Conformance
 
 REPO = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = Path(os.environ.get("KVSIM_SHARED", REPO.parent / "shared")) / "oracle" / "scenarios"
-# What this slice covers: no connector, and OffloadingConnector with the CPU tier alone.
-COVERED = sorted(
-    path.stem
-    for path in SCENARIOS.glob("*.json")
-    if "tier" not in (options := json.loads(path.read_text()).get("connector", {}))
-    and options.get("connector") in (None, "offloading")
-)
-
-
+COVERED = sorted(path.stem for path in SCENARIOS.glob("*.json"))
 # Two requests end in one step, and vLLM 0.33.0 commits them in the order of a set of strings (PYTHONHASHSEED=0).
 HASH_ORDERED = ("cpu-lru-instant", "f28-lru", "h10-arc", "h108-lru")
 CASES = [
@@ -41,7 +34,7 @@ def test_every_step_is_equal(shared_oracle: Path, name: str, version: str) -> No
     with gzip.open(shared_oracle / "recordings" / version / f"{name}.jsonl.gz", "rt") as lines:
         summary, *theirs = map(json.loads, lines)
     ours, deadlock = Conformance(scenario, version).run()
-    difference = first_difference(ours, theirs)
+    difference = first_difference(theirs, ours)
     assert difference is None
     assert deadlock == summary["deadlock"]
 
@@ -51,7 +44,8 @@ def test_hash_order_is_reproduced(shared_oracle: Path, name: str) -> None:
     """Under the recorder's hash seed and vLLM's set order, these recordings are reproduced as well."""
     code = f"""
 import gzip, json
-from kvsim.conform import Conformance, first_difference
+from kvsim.conform.compare import first_difference
+from kvsim.conform.scenario import Conformance
 scenario = json.load(open({str(shared_oracle / "scenarios" / f"{name}.json")!r}))
 with gzip.open({str(shared_oracle / "recordings/0.33.0" / f"{name}.jsonl.gz")!r}, "rt") as lines:
     summary, *theirs = map(json.loads, lines)
@@ -59,7 +53,7 @@ def set_order(ended):
     by_id = {{request.request_id: request for request in ended}}
     return [by_id[name] for name in set(by_id)]
 ours, deadlock = Conformance(scenario, "0.33.0", set_order).run()
-assert first_difference(ours, theirs) is None and deadlock == summary["deadlock"]
+assert first_difference(theirs, ours) is None and deadlock == summary["deadlock"]
 """
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(REPO)}
     done = subprocess.run(  # noqa: S603 - our own interpreter

@@ -31,9 +31,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run made by hand, with requests of every status; its name wants escaping in HTML and in rich."""
     path = tmp_path_factory.mktemp("runs") / "small <b>[red]&"
     with RunFolder.create(path) as folder:
-        folder.write(
-            requests=small_requests(), series=small_series(), totals=small_totals(), config_text="a: <x>\n"
-        )
+        folder.write(requests=small_requests(), series=small_series(), totals=small_totals(), config_text="a: <x>\n")
     return load_run(path)
 
 

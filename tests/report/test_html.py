@@ -96,10 +96,7 @@ def test_run(tmp_path: Path, offload: Run) -> None:
     assert "All 400 requests finished in 6.37 min of simulated time" in page.text.replace("\xa0", " ")
     assert page.text.count("Which share of the requests were complete within a time.") == 1
     assert (tmp_path / "report.html").read_text().count("<svg") == 6
-    assert (
-        "PCIe bandwidth of 55 GB/s comes from the profile h100-pcie5 (https://example.com/measured)."
-        in page.text
-    )
+    assert "PCIe bandwidth of 55 GB/s comes from the profile h100-pcie5 (https://example.com/measured)." in page.text
     assert "swe-40 <synthetic>" in page.text
     assert "cpu_bytes: 128GiB" in page.text
     assert offload.summary["digest"] in page.text
@@ -129,10 +126,7 @@ def test_comparison(tmp_path: Path, baseline: Run, offload: Run) -> None:
     write_comparison([baseline, offload], tmp_path / "compare.html")
     page = check(tmp_path / "compare.html")
     text = page.text.replace("\xa0", " ")
-    assert (
-        "cpu-128GiB has the lowest P90 time to first token, 468 ms against 1.75 s in baseline (-73.3 %)"
-        in text
-    )
+    assert "cpu-128GiB has the lowest P90 time to first token, 468 ms against 1.75 s in baseline (-73.3 %)" in text
     assert "Caches served 62.1 % in baseline and 92.7 % in cpu-128GiB of the prompt tokens." in text
     assert (tmp_path / "compare.html").read_text().count("<svg") == 2
     assert "Nothing: the configurations are the same." in text

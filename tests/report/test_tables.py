@@ -23,11 +23,7 @@ def text(table: Table, width: int = 160) -> list[str]:
 
 def cells(lines: list[str], label: str) -> list[str]:
     """The cells of the first row whose label is ``label``."""
-    rows = (
-        [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
-        for line in lines
-        if "│" in line or "┃" in line
-    )
+    rows = ([cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if "│" in line or "┃" in line)
     return next(row[1:] for row in rows if row[0] == label)
 
 

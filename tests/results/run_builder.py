@@ -40,9 +40,9 @@ def requests_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def series_of(rows: list[dict[str, int]]) -> pd.DataFrame:
     """A series table; what a row leaves out is zero."""
-    return pd.DataFrame(
-        [dict.fromkeys(SERIES_COLUMNS, 0) | row for row in rows], columns=list(SERIES_COLUMNS)
-    ).astype("int64")
+    return pd.DataFrame([dict.fromkeys(SERIES_COLUMNS, 0) | row for row in rows], columns=list(SERIES_COLUMNS)).astype(
+        "int64"
+    )
 
 
 def small_requests() -> pd.DataFrame:

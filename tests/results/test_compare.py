@@ -16,16 +16,12 @@ from kvsim.results.summary import summarize
 def run(name: str = "a", **totals: int) -> Run:
     """The small run in memory, with some counters changed."""
     requests, series = small_requests(), small_series()
-    return Run(
-        Path("/runs") / name, name, summarize(requests, small_totals() | totals, series), requests, series
-    )
+    return Run(Path("/runs") / name, name, summarize(requests, small_totals() | totals, series), requests, series)
 
 
 def test_differences_and_ratios() -> None:
     """Each value comes with its difference and its ratio to the first run, null where there is none."""
-    rows = {
-        row.metric.key: row for row in compare([run(), run("b", cannot_store=5, h2d_busy_ns=0), run("c")])
-    }
+    rows = {row.metric.key: row for row in compare([run(), run("b", cannot_store=5, h2d_busy_ns=0), run("c")])}
     refused = rows["tiers.cpu.cannot_store"]
     assert refused.values == (2, 5, 2)
     assert refused.differences == (0, 3, 0)

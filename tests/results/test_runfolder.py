@@ -164,9 +164,7 @@ def test_bad_tables_are_refused(tmp_path: Path) -> None:
         pytest.raises(ValueError, match=r"requests.parquet: the column tenant has empty cells"),
         RunFolder.create(tmp_path / "run") as folder,
     ):
-        folder.write(
-            requests=small_requests().assign(tenant=None), series=small_series(), totals={}, config_text=""
-        )
+        folder.write(requests=small_requests().assign(tenant=None), series=small_series(), totals={}, config_text="")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -107,9 +107,7 @@ def test_nearly_equal_layer_counts_share_the_larger_size() -> None:
 
 def test_gpt_oss_120b_on_an_h100() -> None:
     """5.38 GiB are 9,793 blocks, 78,336 tokens; the log says 78,384 (GiB are rounded there)."""
-    capacity = estimate_num_gpu_blocks(
-        load_model("gpt-oss-120b"), H100, kv_cache_memory_bytes=int(5.38 * GIB)
-    )
+    capacity = estimate_num_gpu_blocks(load_model("gpt-oss-120b"), H100, kv_cache_memory_bytes=int(5.38 * GIB))
     assert (capacity.num_blocks, capacity.tokens, capacity.estimated) == (9_793, 78_336, False)
     assert (capacity.low, capacity.high) == (9_793, 9_793)
 
@@ -183,14 +181,12 @@ def test_blocks_of_the_4090() -> None:
         weight_bytes=int(14.9889 * GIB),
     )
     assert capacity.num_blocks == 2_547
-    assert any("set num_gpu_blocks from the log" in line for line in capacity.explanation)
+    assert any("set num_gpu_blocks_override from the log" in line for line in capacity.explanation)
 
 
 def test_weights_that_leave_no_room_are_an_error_with_the_numbers() -> None:
     """gpt-oss-120b at 0.9 on an H100 fails in vLLM too; so does Llama-70B on one GPU."""
-    with pytest.raises(
-        UserError, match=r"65\.97 GiB of weights of gpt-oss-120b .* leave no room .* 71\.26 GiB"
-    ):
+    with pytest.raises(UserError, match=r"65\.97 GiB of weights of gpt-oss-120b .* leave no room .* 71\.26 GiB"):
         estimate_num_gpu_blocks(
             load_model("gpt-oss-120b"),
             H100,

@@ -31,7 +31,5 @@ def test_tpot_and_makespan_of_measured_logs(shared_traces: Path, number: int) ->
     log = module.LOGS[number]
     rows = module.read_log(shared_traces / "llmservingsim-vllm-measured", log)
     real, predicted = asdict(module.measured(rows)), asdict(module.simulated(rows, log))
-    errors = {
-        key: predicted[key] / real[key] - 1 for key in ("tpot_mean", "tpot_p50", "tpot_p99", "makespan")
-    }
+    errors = {key: predicted[key] / real[key] - 1 for key in ("tpot_mean", "tpot_p50", "tpot_p99", "makespan")}
     assert all(abs(error) <= log.target for error in errors.values()), errors

@@ -70,9 +70,7 @@ def test_fp8_runs_in_bf16_where_there_are_no_fp8_units() -> None:
 
 def test_host_times_come_by_release() -> None:
     """Since 0.14 host time per request is less than half of what it was."""
-    assert (
-        load_gpu("h100").host == host_times("since-0.14") == Host(slack=1.0, step_us=150.0, request_us=19.0)
-    )
+    assert load_gpu("h100").host == host_times("since-0.14") == Host(slack=1.0, step_us=150.0, request_us=19.0)
     assert host_times("before-0.14") == Host(slack=1.0, step_us=650.0, request_us=48.0)
     with pytest.raises(UserError, match=r"host times: '0\.9'"):
         host_times("0.9")

@@ -66,9 +66,7 @@ LLAMA = {
         ("llama-4-maverick", 400.7, 196_608),
     ],
 )
-def test_presets_have_the_published_parameters_and_kv_bytes(
-    name: str, billions: float, kv_bytes: int
-) -> None:
+def test_presets_have_the_published_parameters_and_kv_bytes(name: str, billions: float, kv_bytes: int) -> None:
     """Parameter counts as on the model cards (1 %), bf16 KV bytes per token over all layers exactly."""
     model = load_model(name)
     assert model.num_params / 1e9 == pytest.approx(billions, rel=0.01)
@@ -111,9 +109,7 @@ def test_an_unknown_model_names_the_closest_ones() -> None:
         load_model("llama-3.1-9b")
 
 
-@pytest.mark.parametrize(
-    ("tp", "expected"), [(1, 192_512), (2, 96_256), (4, 48_128), (8, 48_128), (16, 48_128)]
-)
+@pytest.mark.parametrize(("tp", "expected"), [(1, 192_512), (2, 96_256), (4, 48_128), (8, 48_128), (16, 48_128)])
 def test_kv_heads_are_replicated_when_ranks_outnumber_them(tp: int, expected: int) -> None:
     """Qwen3-235B has 4 KV heads: from TP 4 on a rank keeps one whole head."""
     assert load_model("qwen3-235b-a22b").kv_bytes_per_token(tp) == expected
@@ -283,9 +279,7 @@ def test_a_config_that_cannot_be_used_says_which_field(config: dict[str, object]
         spec_from_config(config, "m")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [("{", "not readable as JSON"), ("[]", "expected a JSON object")]
-)
+@pytest.mark.parametrize(("content", "message"), [("{", "not readable as JSON"), ("[]", "expected a JSON object")])
 def test_a_broken_config_file_is_a_user_error(tmp_path: Path, content: str, message: str) -> None:
     """No traceback for a file that is not what it should be."""
     path = tmp_path / "config.json"

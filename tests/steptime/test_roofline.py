@@ -139,9 +139,7 @@ def test_tensor_parallel_ranks_share_weights_but_pay_all_reduces() -> None:
 def test_expert_parallel_ranks_move_the_same_bytes() -> None:
     """Whole experts per rank or slices of all experts: the same average time, no imbalance is modelled."""
     model, gpu = load_model("qwen3-235b-a22b"), load_gpu("h200")
-    assert Roofline(model, gpu, 8, 8).step_ns([], [500] * 16) == Roofline(model, gpu, 8).step_ns(
-        [], [500] * 16
-    )
+    assert Roofline(model, gpu, 8, 8).step_ns([], [500] * 16) == Roofline(model, gpu, 8).step_ns([], [500] * 16)
     with pytest.raises(UserError, match="expert_parallel_size: 3"):
         Roofline(model, gpu, 8, 3)
     with pytest.raises(UserError, match="expert_parallel_size: 2"):

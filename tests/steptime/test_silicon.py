@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "experiments" / "step_time"
-CACHE = (
-    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvsim" / "aiconfigurator-core-0.12.0"
-)
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvsim" / "aiconfigurator-core-0.12.0"
 
 
 @pytest.fixture(scope="module")

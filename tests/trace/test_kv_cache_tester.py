@@ -98,14 +98,10 @@ def test_missing_think_time_is_the_gap_that_is_left(request_row: Make, write_ses
     turns = trace.sessions[0].turns
     assert [turn.think_ns for turn in turns] == [0, 5_500_000_000, 0]
     assert [turn.recorded_think_ns for turn in turns] == [None, None, None]
-    assert trace.notes[1] == (
-        "2 requests have no think_time; taken as t minus previous t and api_time, at least 0"
-    )
+    assert trace.notes[1] == ("2 requests have no think_time; taken as t minus previous t and api_time, at least 0")
 
 
-def test_think_time_after_a_response_without_time_is_corrected(
-    request_row: Make, write_session: Write
-) -> None:
+def test_think_time_after_a_response_without_time_is_corrected(request_row: Make, write_session: Write) -> None:
     """Where the previous api_time is missing, think_time counts from an earlier response: not believed."""
     path = write_session(
         "s",

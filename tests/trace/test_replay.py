@@ -141,12 +141,8 @@ def test_event_that_fired_long_ago_is_fine() -> None:
 def test_equal_times_come_in_the_order_of_the_trace() -> None:
     """Sessions and siblings that act at the same instant do so in their order in the trace, in every run."""
     agents = tuple(_agent(name, 0) for name in "zay")
-    sessions = [
-        replace(Session("", None, (_turn(), _turn(0, *agents))), name=name) for name in ("s2", "s1", "s3")
-    ]
+    sessions = [replace(Session("", None, (_turn(), _turn(0, *agents))), name=name) for name in ("s2", "s1", "s3")]
     log, _ = _play(*sessions)
     assert [entry[1] for entry in log[:3]] == ["s2", "s1", "s3"]
-    assert [entry[1:3] for entry in log[3:12]] == [
-        (name, agent) for name in ("s2", "s1", "s3") for agent in "zay"
-    ]
+    assert [entry[1:3] for entry in log[3:12]] == [(name, agent) for name in ("s2", "s1", "s3") for agent in "zay"]
     assert _play(*sessions)[0] == log

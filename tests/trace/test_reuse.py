@@ -28,10 +28,7 @@ def _world(seed: int) -> tuple[list[list[int]], list[Runs]]:
     order = [rng.choice(prompts) for _ in range(60)]
     tree = PrefixTree()
     leaves = [tree.add("f", prompt, 4) for prompt in order]
-    turns = [
-        _turn(tree.chain(leaf, 4 * len(prompt)), len(prompt))
-        for leaf, prompt in zip(leaves, order, strict=True)
-    ]
+    turns = [_turn(tree.chain(leaf, 4 * len(prompt)), len(prompt)) for leaf, prompt in zip(leaves, order, strict=True)]
     return order, [prompt_runs(turn, 4) for turn in turns]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
-from kvsim.offload.context import INSERTED, REUSED, SEEN, RequestContext
+from kvsim.offload.context import INSERTED, REUSED, RequestContext
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.slot import Slots
 
@@ -67,10 +67,7 @@ class ArcPolicy(EvictionPolicy):
     def on_request_finished(self, context: RequestContext) -> None:
         t1, t2 = self.t1, self.t2
         for position in range(len(context.keys) - 1, -1, -1):
-            mark = context.marks[position]
-            if not mark & SEEN:
-                continue
-            key = context.keys[position]
+            mark, key = context.marks[position], context.keys[position]
             if mark & REUSED:
                 if key in t1:
                     del t1[key]

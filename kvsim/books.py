@@ -1,0 +1,144 @@
+"""The books of one server: what its engine does becomes records, samples and totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvsim.clock import Clock
+from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.engine import EngineObserver, stuck_requests
+from kvsim.hardware import DuplexLink
+from kvsim.request import Request, RequestStatus
+from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample
+from kvsim.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Offload:
+    """What the books look at where KV is offloaded."""
+
+    connector: KVConnector
+    link: DuplexLink
+
+
+class Books(EngineObserver):
+    """Fills a run record while the engine works. Records of requests are opened by whoever submits them."""
+
+    def __init__(self, clock: Clock, scheduler: Scheduler, record: RunRecord, offload: Offload | None = None) -> None:
+        self._clock, self._scheduler, self._record, self._offload = clock, scheduler, record, offload
+        self._open: dict[Request, RequestRecord] = {}
+        self._parked_ns: dict[Request, int] = {}  # since when a request waits for its load
+        self._awaiting_first: list[Request] = []  # scheduled in this step, nothing generated so far
+        self._cut_short = 0  # requests whose output ended at max_model_len
+
+    def open(self, request: Request, entry: RequestRecord) -> None:
+        """The request has been submitted; ``entry`` is kept up to date until it ends."""
+        self._open[request] = entry
+
+    # -- what the engine tells
+    def on_step_scheduled(self, output: SchedulerOutput) -> None:
+        now, totals = self._clock.now, self._record.totals
+        for request, (local, external) in output.hits.items():
+            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self._parked_ns[request] = now
+            if request.num_preemptions == 0:
+                entry = self._open[request]
+                entry.local_hit_tokens, entry.external_hit_tokens = local, external
+                totals.prompt_tokens += request.num_prompt_tokens
+                totals.local_hit_tokens += local
+                totals.external_hit_tokens += external
+        for request in output.new:
+            entry = self._open[request]
+            if entry.first_scheduled_ns == NEVER:
+                entry.first_scheduled_ns = now
+        totals.preemptions += len(output.preempted)
+        self._awaiting_first = [
+            request for request in output.num_scheduled_tokens if request.num_tokens == request.num_prompt_tokens
+        ]
+        totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, self._gpu_used_blocks())
+        totals.cpu_used_blocks_peak = max(totals.cpu_used_blocks_peak, self._cpu_used_blocks())
+
+    def on_forward(self, duration_ns: int) -> None:
+        self._record.totals.steps += 1
+        self._record.totals.gpu_busy_ns += duration_ns
+
+    def on_load_stall(self, waited_ns: int) -> None:
+        self._record.totals.stall_ns += waited_ns
+
+    def on_flush_stall(self, waited_ns: int) -> None:
+        self._record.totals.flush_stall_ns += waited_ns
+
+    def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
+        now = self._clock.now
+        for request in self._awaiting_first:
+            if request.num_tokens > request.num_prompt_tokens:
+                self._open[request].first_token_ns = now
+        if worker is not None:
+            for request in worker.received:
+                self._open[request].load_wait_ns += now - self._parked_ns.pop(request)
+        for request in ended:
+            entry = self._open.pop(request)
+            entry.status, entry.finish_ns = "finished", now
+            entry.output_tokens = request.num_output_tokens
+            entry.preemptions = request.num_preemptions
+            self._cut_short += request.num_output_tokens < request.max_tokens
+            self._record.totals.output_tokens += request.num_output_tokens
+        if self._record.series.is_due(now):
+            self._record.series.add(self._sample())
+
+    # -- inside
+    def _gpu_used_blocks(self) -> int:
+        pool = self._scheduler.kv.pool
+        return pool.num_blocks - 1 - pool.num_free
+
+    def _cpu_used_blocks(self) -> int:
+        return 0 if self._offload is None else self._offload.connector.num_offloaded_chunks
+
+    def _sample(self) -> Sample:
+        scheduler, totals, link = self._scheduler, self._record.totals, self._offload and self._offload.link
+        loading = len(self._parked_ns)
+        return Sample(
+            time_ns=self._clock.now,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) - loading,
+            loading=loading,
+            gpu_used_blocks=self._gpu_used_blocks(),
+            gpu_cached_blocks=len(scheduler.kv.pool.cached),
+            cpu_used_blocks=self._cpu_used_blocks(),
+            prompt_tokens=totals.prompt_tokens,
+            local_hit_tokens=totals.local_hit_tokens,
+            external_hit_tokens=totals.external_hit_tokens,
+            output_tokens=totals.output_tokens + sum(request.num_output_tokens for request in scheduler.requests),
+            h2d_bytes=link.bytes["h2d"] if link else 0,
+            d2h_bytes=link.bytes["d2h"] if link else 0,
+            h2d_busy_ns=link.busy_ns("h2d") if link else 0,
+            d2h_busy_ns=link.busy_ns("d2h") if link else 0,
+            gpu_busy_ns=totals.gpu_busy_ns,
+            preemptions=totals.preemptions,
+        )
+
+    def close(self, num_expected: int) -> None:
+        """The simulation is over: last sample, totals, and a reason for whatever never ended.
+
+        ``num_expected``: requests of the trace; those whose session got stuck before them were never sent.
+        """
+        record, totals = self._record, self._record.totals
+        totals.end_ns = self._clock.now
+        record.series.add(self._sample())
+        totals.gpu_evicted_blocks = self._scheduler.kv.pool.evicted_blocks
+        if self._offload is not None:
+            connector, link = self._offload.connector, self._offload.link
+            totals.load_jobs, totals.store_jobs = connector.num_load_jobs, connector.num_store_jobs
+            totals.cpu_evicted_blocks, totals.cannot_store = connector.num_evicted_chunks, connector.num_refusals
+            totals.h2d_bytes, totals.d2h_bytes = link.bytes["h2d"], link.bytes["d2h"]
+            totals.h2d_busy_ns, totals.d2h_busy_ns = link.busy_ns("h2d"), link.busy_ns("d2h")
+        for request, reason in stuck_requests(self._scheduler):
+            entry = self._open[request]
+            entry.reason = reason
+            entry.output_tokens, entry.preemptions = request.num_output_tokens, request.num_preemptions
+        if self._cut_short:
+            longest = self._scheduler.limits.max_model_len
+            record.notes.append(f"{self._cut_short} requests stopped early at max_model_len {longest}")
+        if len(record.requests) < num_expected:
+            unsent = num_expected - len(record.requests)
+            record.notes.append(f"{unsent} of {num_expected} requests were never sent: their sessions got stuck before")

@@ -1,0 +1,1 @@
+"""Our steps against those of the real vLLM: scenarios on a step clock, recordings, and what differs."""

@@ -1,0 +1,199 @@
+"""A scenario on the reference engine: sessions of turns, on a clock that counts steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
+from kvsim.conform.recorder import Labels, Record, Recorder
+from kvsim.conform.step_clock import OneTick, SortedReports, Step, StepCopier, StepTier
+from kvsim.connectors.base import ConnectorWorker, Direction, KVConnector
+from kvsim.engine import Engine
+from kvsim.offload.ledger import Ledger
+from kvsim.releases import RELEASES
+from kvsim.request import Request
+from kvsim.scheduler import SchedulerLimits
+
+# What the recorder assumes where a scenario says nothing.
+DEFAULTS: dict[str, Any] = {
+    "num_gpu_blocks": 700, "block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 8,
+    "max_model_len": 8192, "policy": "fcfs", "long_prefill_token_threshold": 0, "reserve_full_isl": True,
+    "no_prefix_caching": False, "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
+    "offload_prompt_only": True, "store_threshold": 0, "tier": None, "tier_load_delay": 3,
+    "tier_store_delay": 2, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
+}  # fmt: skip
+STALL_STEPS = 500  # the recorder stops after so many steps without progress
+
+
+@dataclass(slots=True)
+class SessionContent:
+    """Tokens of one scenario session: a common system prompt, then its own (or another's, if it repeats one)."""
+
+    labels: Labels
+    owner: str
+    system_tokens: int
+    block_size: int
+
+    def block_hashes(self, first: int, last: int) -> list[int]:
+        """See `kvsim.request.Content`."""
+        return [self.labels.number(self._name(i)) for i in range(first, last)]
+
+    def _name(self, block: int) -> str:
+        return f"{'sys' if (block + 1) * self.block_size <= self.system_tokens else self.owner}:{block}"
+
+
+class Conformance:
+    """One scenario on the reference engine. `run` gives the records and whether it got stuck."""
+
+    def __init__(
+        self,
+        scenario: dict[str, Any],
+        vllm_version: str,
+        order_finished: Callable[[list[Request]], list[Request]] = list,
+    ) -> None:
+        self.scenario = scenario
+        options = {**scenario["engine"], **scenario.get("connector", {})}
+        unknown = options.keys() - DEFAULTS.keys()
+        if unknown:
+            raise NotImplementedError(f"scenario options {sorted(unknown)}")
+        self.options = DEFAULTS | {key: value for key, value in options.items() if value is not None}
+        self.release = RELEASES[vllm_version]
+        self.env = Clock()
+        self.recorder = Recorder(self.env, Step(self.env))
+        self.engine = self._build()
+        self.engine.scheduler.order_finished = order_finished
+        specs = scenario["sessions"]
+        self._due: dict[int, int] = {}  # session -> step of its next turn
+        self._turn = [0] * len(specs)
+        self._tokens: list[int] = [scenario["system_tokens"]] * len(specs)
+        self._left = sum(len(spec["turns"]) for spec in specs)
+        self._deadlock = self._stopping = False
+        self._stop = self.env.event()
+
+    def _build(self) -> Engine:
+        o, release, recorder = self.options, self.release, self.recorder
+        pool = release.block_pool(o["num_gpu_blocks"], recorder.on_evict)
+        kv = KVCacheManager(
+            pool,
+            block_size=o["block_size"],
+            max_model_len=o["max_model_len"],
+            enable_caching=not o["no_prefix_caching"],
+        )
+        connector, worker = self._connector(kv)
+        limits = SchedulerLimits(
+            max_num_batched_tokens=o["max_num_batched_tokens"],
+            max_num_seqs=o["max_num_seqs"],
+            max_model_len=o["max_model_len"],
+            scheduling_policy=o["policy"],
+            long_prefill_token_threshold=o["long_prefill_token_threshold"],
+            scheduler_reserve_full_isl=o["reserve_full_isl"],
+        )
+        recorder.scheduler = release.scheduler(limits, kv, connector, on_lookup=recorder.on_lookup)
+        return Engine(
+            self.env, recorder.scheduler, OneTick(), worker, observer=recorder, empty_step=1, check_every_step=True
+        )
+
+    def _connector(self, kv: KVCacheManager) -> tuple[KVConnector | None, ConnectorWorker | None]:
+        o, release, recorder = self.options, self.release, self.recorder
+        delays: dict[Direction, int] = {"load": o["load_delay"], "store": o["store_delay"]}
+        copier = StepCopier(recorder.step, delays, recorder.log["dma"], log_waits=o["connector"] == "offloading")
+        if o["connector"] is None:
+            return None, None
+        if o["connector"] == "offloading":
+            offloading = release.offloading_connector(
+                self._ledger(),
+                block_size=o["block_size"],
+                block_size_factor=o["chunk_factor"],
+                offload_prompt_only=o["offload_prompt_only"],
+                enable_caching=not o["no_prefix_caching"],
+            )
+            return offloading, SortedReports(release.offloading_worker(copier))
+        simple = release.simple_cpu_connector(
+            kv.pool,
+            release.block_pool(o["cpu_blocks"]),
+            block_size=o["block_size"],
+            lazy=o["lazy"],
+            blocks_per_step=2 * -(-o["max_num_batched_tokens"] // o["block_size"]),
+        )
+        return simple, SortedReports(release.simple_cpu_worker(copier))
+
+    def _ledger(self) -> Ledger:
+        o, release = self.options, self.release
+        threshold = 0 if o["tier"] else o["store_threshold"]  # vLLM refuses a threshold with tiers
+        policy = release.policies[o["cpu_policy"]]
+        primary = release.manager(o["cpu_blocks"], policy, threshold, self.recorder.on_cpu_evict)
+        if not o["tier"]:
+            return primary
+        tier = StepTier(self.recorder.step, {"load": o["tier_load_delay"], "store": o["tier_store_delay"]})
+        return release.tiering_manager(primary, [tier])
+
+    def run(self) -> tuple[list[Record], bool]:
+        """Records of all executed steps, and whether the recorder would have called it a deadlock."""
+        self.recorder.after_step = self._after_step
+        for i, spec in enumerate(self.scenario["sessions"]):
+            self._set_due(i, spec["start_step"])
+        self.env.run(until=self._stop)
+        return self.recorder.records, self._deadlock
+
+    def _set_due(self, session: int, step: int) -> None:
+        if step not in self._due.values():
+            # Behind the end of a step at that instant, which may add to the arrivals; before the next decision.
+            first = self.env.timeout(step - self.env.now)
+            assert first.callbacks is not None
+            first.callbacks.append(lambda _event: self._then(self._arrivals))
+        self._due[session] = step
+
+    def _then(self, action: Callable[[], None]) -> None:
+        event = self.env.at(0, STEP_END_PRIORITY)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _event: action())
+
+    def _arrivals(self) -> None:
+        """Everything due now arrives, in session order."""
+        for i in sorted(i for i, step in self._due.items() if step <= self.env.now):
+            del self._due[i]
+            ended = self.engine.submit(self._next_turn(i))
+            assert ended.callbacks is not None
+            ended.callbacks.append(partial(self._turn_ended, i))
+
+    def _next_turn(self, session: int) -> Request:
+        spec, size = self.scenario["sessions"][session], self.options["block_size"]
+        number = self._turn[session]
+        user, out = spec["turns"][number]
+        prompt = self._tokens[session] + user
+        self._tokens[session] = prompt + out
+        owner = spec.get("same_as", spec["name"])
+        content = SessionContent(self.recorder.labels, owner, self.scenario["system_tokens"], size)
+        return Request(
+            f"{spec['name']}t{number}", content, block_size=size, num_prompt_tokens=prompt, max_tokens=out,
+            priority=spec.get("priority", 0), arrival=self.env.now,
+        )  # fmt: skip
+
+    def _turn_ended(self, session: int, _event: object) -> None:
+        """A turn that ends in step s is followed by the next at s + 1 + think_steps; the clock says s + 1 now."""
+        self._left -= 1
+        self._turn[session] += 1
+        if self._turn[session] < len(self.scenario["sessions"][session]["turns"]):
+            self._set_due(session, self.env.now + self.scenario["think_steps"])
+        if not self._left:
+            self._stop_after_drain()
+
+    def _after_step(self) -> None:
+        if self._left and not self._due and self.env.now - self.recorder.last_progress > STALL_STEPS:
+            self._deadlock = True
+            self._stop_after_drain()
+
+    def _stop_after_drain(self) -> None:
+        """A few more steps are recorded. The stop comes after everything else of its instant."""
+        if not self._stopping:
+            self._stopping = True
+            drained = self.env.at(self.options["drain"], SCHEDULE_PRIORITY + 1)
+            assert drained.callbacks is not None
+            drained.callbacks.append(self._end)
+
+    def _end(self, _event: object) -> None:
+        self._stop.succeed()

@@ -1,0 +1,111 @@
+"""Workers on a clock that counts steps: every copy takes a fixed number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from kvsim.clock import Clock
+from kvsim.connectors.base import ConnectorWorker, CopyJob, Direction, WorkerOutput
+from kvsim.offload.tiering import TierJob
+
+
+class OneTick:
+    """Every forward pass lasts one step of the clock."""
+
+    def step_ns(self, prefill: Any, decode: Any) -> int:
+        """One step."""
+        return 1
+
+
+class Step:
+    """The number of the step being executed. The clock itself stands at the step's end when copies are polled."""
+
+    def __init__(self, env: Clock) -> None:
+        self._env = env
+        self.number = 0
+
+    def begin(self) -> None:
+        """A step starts now."""
+        self.number = self._env.now
+
+
+class StepCopier:
+    """A copy submitted in step s is done in step s + delay, in order per direction; a flushed one at once.
+
+    Args:
+        log: told of every copy ([direction, job, source, destination]) and, if ``log_waits``, of every flush.
+    """
+
+    def __init__(self, step: Step, delays: dict[Direction, int], log: list[list[Any]], *, log_waits: bool) -> None:
+        self._step, self._delays, self._log, self._log_waits = step, delays, log, log_waits
+        self._last: dict[Direction, int] = dict.fromkeys(delays, -1)
+        self._ready: dict[CopyJob, int] = {}  # job -> step
+
+    def submit(self, job: CopyJob) -> None:
+        """See `kvsim.connectors.base.Copier`."""
+        ready = max(self._last[job.direction], self._step.number + self._delays[job.direction])
+        self._last[job.direction] = self._ready[job] = ready
+        self._log.append([job.direction, job.job_id, job.source, job.destination])
+
+    def flush(self, job: CopyJob) -> None:
+        """Done in this step; the clock of its direction is not moved."""
+        self._ready[job] = self._step.number
+        if self._log_waits:
+            self._log.append(["wait", job.job_id])
+
+    def is_done(self, job: CopyJob) -> bool:
+        """Whether its step has come."""
+        return self._ready[job] <= self._step.number
+
+    def forget(self, job: CopyJob) -> None:
+        """The job was reported."""
+        del self._ready[job]
+
+
+class StepTier:
+    """An unbounded secondary tier with delays in steps."""
+
+    def __init__(self, step: Step, delays: dict[Direction, int]) -> None:
+        self._step, self._delays = step, delays
+        self._last: dict[Direction, int] = dict.fromkeys(delays, -1)
+        self._present: set[int] = set()
+        self._jobs: list[tuple[int, Direction, Sequence[int]]] = []  # (ready step, direction, keys)
+
+    def has(self, key: int) -> bool:
+        """Whether the chunk is here."""
+        return key in self._present
+
+    def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
+        """Start moving; in order per direction."""
+        ready = max(self._last[direction], self._step.number + self._delays[direction])
+        self._last[direction] = ready
+        self._jobs.append((ready, direction, keys))
+
+    def poll(self) -> list[TierJob]:
+        """What has finished, in the order of submission."""
+        done = [job for job in self._jobs if job[0] <= self._step.number]
+        self._jobs = [job for job in self._jobs if job[0] > self._step.number]
+        for _, direction, keys in done:
+            if direction == "store":
+                self._present.update(keys)
+        return [(direction, keys) for _, direction, keys in done]
+
+    def is_idle(self) -> bool:
+        """Nothing in flight."""
+        return not self._jobs
+
+
+class SortedReports:
+    """A worker whose finished loads are reported in order of request id, as the recorder sorts them."""
+
+    def __init__(self, worker: ConnectorWorker) -> None:
+        self._worker = worker
+        self.handle_preemptions, self.start_load_kv = worker.handle_preemptions, worker.start_load_kv
+        self.is_done, self.has_finished = worker.is_done, worker.has_finished
+
+    def get_finished(self) -> WorkerOutput:
+        """The worker's report, sorted."""
+        output = self._worker.get_finished()
+        output.received.sort(key=lambda request: request.request_id)
+        return output

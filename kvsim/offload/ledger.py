@@ -1,0 +1,96 @@
+"""The transactional protocol between a connector and whatever keeps KV outside the GPU."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvsim.offload.context import RequestContext
+
+
+class PrefixHit(NamedTuple):
+    """``chunks`` leading chunks are there; ``pending`` = not all of them can be read yet: ask again later."""
+
+    chunks: int
+    pending: bool
+
+
+class StorePlan(NamedTuple):
+    """Chunks to copy (positions in the request) and the slot of each."""
+
+    positions: list[int]
+    slot_ids: list[int]
+
+
+class Ledger(ABC):
+    """Which chunk lies in which slot, and which may go.
+
+    A store is two calls: `prepare_store` reserves slots (evicting if it must; all or nothing) and `complete_store`
+    makes them readable. A load is two calls: `prepare_load` pins, `complete_load` unpins.
+    """
+
+    lookups_are_pure = True  # asking again changes nothing
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """Grows with every change that a lookup could notice."""
+
+    @abstractmethod
+    def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
+        """How far the request's chunks ``first .. last-1`` are here. Chunks being written count, and say so."""
+
+    @abstractmethod
+    def touch(self, context: RequestContext) -> None:
+        """All of the request's keys were asked for (release 0.23.0 only)."""
+
+    @abstractmethod
+    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+        """Pin chunks ``first .. last-1`` for reading and return their slots. They must be ready."""
+
+    @abstractmethod
+    def complete_load(self, keys: Sequence[int]) -> None:
+        """The copies have been read."""
+
+    @abstractmethod
+    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+        """Offer chunks ``first .. last-1``: the absent ones get slots.
+
+        Returns:
+            What to copy (possibly nothing), or None = no room: nothing was evicted, offer them again.
+        """
+
+    @abstractmethod
+    def complete_store(self, keys: Sequence[int]) -> None:
+        """The copies are written: readable, and evictable."""
+
+    @abstractmethod
+    def on_request_finished(self, context: RequestContext) -> None:
+        """The request is over: commit what was noted while it lived."""
+
+    def on_schedule_end(self) -> None:
+        """The step's decisions are made."""
+
+    def has_pending_work(self) -> bool:
+        """Whether the ledger waits for something that no job of a connector stands for."""
+        return False
+
+    @property
+    @abstractmethod
+    def num_chunks(self) -> int:
+        """Chunks with a slot in the tier that the GPU can reach."""
+
+    @property
+    @abstractmethod
+    def num_evicted(self) -> int:
+        """Chunks that tier has lost so far."""
+
+    @property
+    @abstractmethod
+    def num_refusals(self) -> int:
+        """Offers so far that found no room (an offer is repeated every step)."""
+
+    @abstractmethod
+    def check(self, *, at_end: bool) -> None:
+        """Raise AssertionError if the books are wrong (``at_end``: or if anything is still pinned)."""

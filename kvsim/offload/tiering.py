@@ -1,0 +1,156 @@
+"""TieringManager: a CPU ledger in front of secondary tiers that only it can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
+
+from kvsim.offload.context import RequestContext
+from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
+from kvsim.offload.manager import OffloadingManager
+
+TierJob = tuple[Literal["load", "store"], Sequence[int]]  # what has finished, and its keys
+
+
+class SecondaryTier(Protocol):
+    """Storage behind the primary: it reads and writes CPU memory, never the GPU's."""
+
+    def has(self, key: int) -> bool:
+        """Whether the chunk can be loaded from here."""
+        ...
+
+    def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
+        """Start moving chunks from the tier (load) or to it (store)."""
+        ...
+
+    def poll(self) -> Iterable[TierJob]:
+        """Jobs that have finished since the last poll."""
+        ...
+
+    def is_idle(self) -> bool:
+        """Nothing in flight."""
+        ...
+
+
+class TieringManager(Ledger):
+    """Cascade and promotion.
+
+    Every confirmed store is written on to all tiers (pinned in the primary until they have it). A lookup that misses
+    the primary but finds a tier reserves a slot at once, which may evict, and answers "later"; the loads themselves
+    go out as one job per tier and request at the end of the step. Promoted chunks are not protected before they are
+    loaded: requests whose prefixes together exceed the primary can evict each other's for ever, as in the real one.
+    Rules: vLLM 0.33.0 v1/kv_offload/tiering/manager.py.
+    """
+
+    lookups_are_pure = False
+
+    def __init__(self, primary: OffloadingManager, tiers: Sequence[SecondaryTier]) -> None:
+        self.primary, self.tiers = primary, tiers
+        self._polled = False  # in this step
+        self._promotions: dict[tuple[int, str], list[int]] = {}  # (tier, request) -> keys, in order of first promotion
+
+    @property
+    def epoch(self) -> int:
+        """Changes of the primary; those of the tiers show there after a poll."""
+        return self.primary.epoch
+
+    @property
+    def num_chunks(self) -> int:
+        return self.primary.num_chunks
+
+    @property
+    def num_evicted(self) -> int:
+        return self.primary.num_evicted
+
+    @property
+    def num_refusals(self) -> int:
+        return self.primary.num_refusals
+
+    def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
+        self._poll_once()
+        pending = False
+        for position in range(first, last):
+            hit = self.primary.lookup_prefix(context, position, position + 1)
+            if hit.chunks:
+                pending |= hit.pending
+            elif self._promote(context, position):
+                pending = True
+            else:
+                return PrefixHit(position - first, pending)
+        return PrefixHit(max(last - first, 0), pending)
+
+    def _promote(self, context: RequestContext, position: int) -> bool:
+        """Find the chunk in a tier and reserve its slot; False: nobody has it, or the primary is full of pins."""
+        key = context.keys[position]
+        for number, tier in enumerate(self.tiers):
+            if tier.has(key):
+                if self.primary.prepare_store(context, position, position + 1) is None:
+                    return False
+                self._promotions.setdefault((number, context.request_id), []).append(key)
+                return True
+        return False
+
+    def touch(self, context: RequestContext) -> None:
+        self.primary.touch(context)
+
+    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+        return self.primary.prepare_load(context, first, last)
+
+    def complete_load(self, keys: Sequence[int]) -> None:
+        self.primary.complete_load(keys)
+
+    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+        self._poll()
+        return self.primary.prepare_store(context, first, last)
+
+    def complete_store(self, keys: Sequence[int]) -> None:
+        self.primary.complete_store(keys)
+        for tier in self.tiers:  # all keys, also those that the tier has
+            self.primary.pin(keys)
+            tier.submit("store", keys)
+
+    def on_request_finished(self, context: RequestContext) -> None:
+        self.primary.on_request_finished(context)
+
+    def on_schedule_end(self) -> None:
+        """The step's last call: submit the promotions; the next step polls afresh."""
+        self._poll_once()
+        self._polled = False
+        for (number, _request), keys in self._promotions.items():
+            self.tiers[number].submit("load", keys)
+        self._promotions = {}
+
+    def has_pending_work(self) -> bool:
+        return not all(tier.is_idle() for tier in self.tiers)
+
+    def check(self, *, at_end: bool) -> None:
+        self.primary.check(at_end=at_end)
+
+    def _poll_once(self) -> None:
+        if not self._polled:
+            self._poll()
+
+    def _poll(self) -> None:
+        self._polled = True
+        for tier in self.tiers:
+            for direction, keys in tier.poll():
+                if direction == "load":  # the primary's copy is written
+                    self.primary.complete_store(keys)
+                else:  # and has been read
+                    self.primary.complete_load(keys)
+
+
+class TieringManager023(TieringManager):
+    """0.23.0: one gate for all polls, cleared only at the end of a step's decisions.
+
+    Stores are planned after that end, so a step that offers chunks leaves the gate set: the next step's lookups don't
+    poll, and completions become visible a step late.
+    """
+
+    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+        self._poll_once()
+        return self.primary.prepare_load(context, first, last)
+
+    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+        self._poll_once()
+        return self.primary.prepare_store(context, first, last)

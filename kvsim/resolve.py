@@ -1,0 +1,230 @@
+"""What a config means: names looked up, vLLM's defaults filled in, sizes counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvsim.config import FixedStepTime, OffloadingConnectorConfig, RunConfig
+from kvsim.errors import UserError
+from kvsim.profile import LinkProfile, default_link, load_link
+from kvsim.releases import RELEASES, Release
+from kvsim.scheduler import SchedulerLimits
+from kvsim.steptime.base import StepTimeModel
+from kvsim.steptime.capacity import default_limits, estimate_num_gpu_blocks, kv_layout
+from kvsim.steptime.fixed import FixedStep
+from kvsim.steptime.gpu import GpuSpec, load_gpu
+from kvsim.steptime.model import load_model
+from kvsim.steptime.roofline import Roofline
+from kvsim.steptime.spec import ModelSpec, Quantization
+from kvsim.trace.read import read_trace
+from kvsim.trace.session import Trace
+
+ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
+# vLLM's block size where none is given: 16, or 64 for MLA models (FLASHMLA), v1/attention/backends.
+BLOCK_SIZE, MLA_BLOCK_SIZE = 16, 64
+MAX_BLOCKS = 50_000_000  # the reference pool keeps about 100 bytes per block
+_QUANTIZATIONS = {
+    "bf16": Quantization("bf16", 2.0, "bf16", 2.0, "bf16"),
+    "fp8": Quantization("fp8", 1.0, "fp8", 1.0, "fp8"),
+}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class KVSizes:
+    """Sizes of a KV block and of the pools that hold them."""
+
+    block_tokens: int
+    num_gpu_blocks: int  # the null block included
+    block_bytes: int  # one block on one rank
+    ranks: int
+    cpu_copies: int  # how many ranks keep their own copy in CPU memory
+    num_cpu_chunks: int
+    cpu_chunk_bytes: int  # all copies
+
+    @property
+    def gpu_block_bytes(self) -> int:
+        """One block on all ranks."""
+        return self.block_bytes * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A config with everything looked up: what a run is going to simulate."""
+
+    config: RunConfig
+    trace: Trace
+    release: Release
+    model: ModelSpec
+    gpu: GpuSpec
+    link: LinkProfile
+    step_time: StepTimeModel
+    limits: SchedulerLimits
+    sizes: KVSizes
+    notes: tuple[str, ...]
+
+
+def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
+    """The trace that a config names."""
+    wanted = config.trace
+    trace = read_trace(
+        [Path(path) for path in wanted.path],
+        wanted.kind,
+        wanted.outputs_return,
+        spread_arrivals=wanted.spread_arrivals,
+        progress=progress,
+    )
+    if wanted.max_sessions is None or wanted.max_sessions >= len(trace.sessions):
+        return trace
+    note = f"only the first {wanted.max_sessions} of {len(trace.sessions)} sessions are played"
+    return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*trace.notes, note))
+
+
+def resolve(config: RunConfig, trace: Trace) -> Plan:
+    """Look up model, GPU and link, and fill in vLLM's defaults.
+
+    Raises:
+        UserError: unknown names, weights that do not fit, limits that contradict each other.
+    """
+    tp = config.hardware.tensor_parallel_size
+    ep = tp if config.hardware.expert_parallel else 1
+    model = load_model(config.model.name, config.model.kv_cache_dtype)
+    if config.model.weight_dtype != "auto":
+        model = model.with_quantization(_QUANTIZATIONS[config.model.weight_dtype])
+    model.check_tp(tp)
+    gpu = load_gpu(config.hardware.gpu)
+    link = load_link(config.hardware.link or default_link(gpu.name))
+    limits = _limits(config, model, gpu)
+    sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
+    return Plan(
+        config=config,
+        trace=trace,
+        release=RELEASES[config.engine.vllm_version],
+        model=model,
+        gpu=gpu,
+        link=link,
+        step_time=_step_time(config, model, gpu, tp, ep),
+        limits=limits,
+        sizes=sizes,
+        notes=(*trace.notes, *model.notes, *_hardware_notes(config, gpu, link), *capacity_notes),
+    )
+
+
+def _limits(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> SchedulerLimits:
+    """VLLM 0.33.0 engine/arg_utils.py: defaults by GPU; a defaulted budget covers an unchunked prompt, no more."""
+    engine = config.engine
+    default_tokens, default_seqs = default_limits(gpu.memory_bytes, gpu.name, engine.vllm_version)
+    max_model_len = engine.max_model_len or model.max_position
+    budget = engine.max_num_batched_tokens
+    if budget is None:
+        budget = default_tokens if engine.enable_chunked_prefill else max(default_tokens, max_model_len)
+        budget = min(budget, (engine.max_num_seqs or default_seqs) * max_model_len)
+    elif budget < max_model_len and not engine.enable_chunked_prefill:
+        raise UserError(
+            f"engine.max_num_batched_tokens: {budget}: without chunked prefill expected at least"
+            f" max_model_len ({max_model_len})"
+        )
+    max_num_seqs = engine.max_num_seqs or min(default_seqs, budget)
+    if budget < max_num_seqs:
+        raise UserError(f"engine.max_num_batched_tokens: {budget}: expected at least max_num_seqs ({max_num_seqs})")
+    return SchedulerLimits(
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        scheduling_policy=engine.scheduling_policy,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+    )
+
+
+def _sizes(
+    config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: SchedulerLimits, ep: int
+) -> tuple[KVSizes, list[str]]:
+    engine, tp = config.engine, config.hardware.tensor_parallel_size
+    release = RELEASES[engine.vllm_version]
+    block_tokens = engine.block_size or (MLA_BLOCK_SIZE if model.mla else BLOCK_SIZE)
+    notes: list[str] = []
+    num_blocks = engine.num_gpu_blocks_override
+    if num_blocks is None:
+        capacity = estimate_num_gpu_blocks(
+            model,
+            gpu,
+            tp,
+            ep,
+            block_tokens=block_tokens,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
+            version=engine.vllm_version,
+        )
+        num_blocks = capacity.num_blocks
+        *parts, blocks = capacity.explanation
+        notes += [f"KV capacity: {' '.join(parts)}", f"KV capacity: {blocks}"]
+    groups = kv_layout(model, tp, block_tokens).groups
+    if groups > 1:
+        notes.append(
+            f"{model.name} has {groups} KV groups in one pool of {num_blocks:,} blocks; windows are not simulated: all"
+            f" layers keep every token, in {num_blocks // groups:,} blocks that hold all layers"
+        )
+        num_blocks //= groups
+    if not 2 <= num_blocks <= MAX_BLOCKS:
+        raise UserError(
+            f"engine.num_gpu_blocks_override: {num_blocks} blocks: expected 2 (one is the null block) to {MAX_BLOCKS:,}"
+        )
+    if (num_blocks - 1) * block_tokens < limits.max_model_len:
+        notes.append(
+            f"max_model_len {limits.max_model_len:,} does not fit the {(num_blocks - 1) * block_tokens:,} tokens"
+            " of GPU KV: vLLM would refuse to start; here only requests that do not fit are rejected"
+        )
+    if limits.max_model_len > model.max_position:
+        notes.append(
+            f"max_model_len {limits.max_model_len:,} exceeds the {model.max_position:,} of {model.name}:"
+            " vLLM needs a rope scaling or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for it"
+        )
+    block_bytes = model.kv_bytes_per_token(tp) * block_tokens
+    copies = 1 if model.mla and tp > 1 and release.shares_replicated_kv else tp
+    if copies < tp:
+        notes.append(
+            f"the {tp} ranks hold the same latent KV of {model.name}: vLLM {engine.vllm_version} keeps one copy in CPU"
+            " memory and lets the ranks take turns storing (one node, multiprocessing)"
+        )
+    chunk_bytes, num_chunks = _cpu_chunks(config, block_bytes, copies, release.cpu_chunk_alignment_bytes)
+    return KVSizes(block_tokens, num_blocks, block_bytes, tp, copies, num_chunks, chunk_bytes), notes
+
+
+def _cpu_chunks(config: RunConfig, block_bytes: int, copies: int, alignment: int) -> tuple[int, int]:
+    """(bytes of a chunk in CPU memory, chunks that fit); vLLM: cpu_bytes_to_use is the total over all ranks."""
+    connector = config.connector
+    if not isinstance(connector, OffloadingConnectorConfig):
+        return 0, 0
+    one_copy = -(-block_bytes * connector.block_size_factor // alignment) * alignment
+    chunk_bytes = one_copy * copies
+    chunks = connector.cpu_bytes_to_use // chunk_bytes
+    if chunks < 1:
+        raise UserError(
+            f"connector.cpu_bytes_to_use: {connector.cpu_bytes_to_use} B: one offloaded block of all ranks takes"
+            f" {chunk_bytes} B, expected room for at least one"
+        )
+    return chunk_bytes, chunks
+
+
+def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: int) -> StepTimeModel:
+    if isinstance(config.step_time, FixedStepTime):
+        return FixedStep(config.step_time.per_step, config.step_time.per_token)
+    return Roofline(model, gpu, tp, ep)
+
+
+def _hardware_notes(config: RunConfig, gpu: GpuSpec, link: LinkProfile) -> list[str]:
+    notes: list[str] = []
+    if gpu.fidelity != "fitted" and config.step_time.kind == "roofline":
+        notes.append(f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %")
+    if config.connector.kind == "none" or config.transfer.kind != "profile":
+        return notes
+    notes += [f"{ASSUMED}{link.name} {line}" for line in link.assumptions()]
+    if link.compute_slowdown_ppm != 1_000_000:
+        notes.append(f"{link.name}: compute_slowdown {link.compute_slowdown_ppm / 1e6:g} is not simulated yet")
+    return notes
