@@ -20,10 +20,6 @@ MAX_STEPS_AT_AN_INSTANT = 10_000
 class NoProgressError(UserError):
     """The engine goes round in circles: steps follow each other, but time does not pass and nothing changes."""
 
-    def __init__(self, scheduler: Scheduler, now: int) -> None:
-        waits = "; ".join(f"{request.request_id} {reason}" for request, reason in stuck_requests(scheduler)[:3])
-        super().__init__(f"no progress at time {now}: {waits or 'no request is left'}")
-
 
 class StepTime(Protocol):
     """How long a forward pass takes (see `kvsim.steptime`)."""
@@ -108,7 +104,7 @@ class Engine:
             steps = steps + 1 if self.env.now == instant else 0
             instant = self.env.now
             if steps > MAX_STEPS_AT_AN_INSTANT:
-                raise NoProgressError(self.scheduler, instant)
+                raise NoProgressError(_no_progress(self.scheduler, instant))
             if self.scheduler.has_requests():
                 yield from self._step()
             else:
@@ -177,6 +173,11 @@ def batch_of(output: SchedulerOutput) -> tuple[list[tuple[int, int]], list[int]]
         else:
             prefill.append((tokens, request.num_computed_tokens - tokens))
     return prefill, decode
+
+
+def _no_progress(scheduler: Scheduler, now: int) -> str:
+    waits = "; ".join(f"{request.request_id} {reason}" for request, reason in stuck_requests(scheduler)[:3])
+    return f"no progress at time {now}: {waits or 'no request is left'}"
 
 
 def stuck_requests(scheduler: Scheduler) -> list[tuple[Request, str]]:

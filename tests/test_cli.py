@@ -117,7 +117,7 @@ def test_compare(workplace: Path, first_run: subprocess.CompletedProcess[str]) -
         (("run", "run.yaml", "--set", "model.name=llama-3.1-405b", "--set", "engine.num_gpu_blocks_override=null"),
          "weights"),
         (("run", "run.yaml", "--set", "trace.path=nowhere"), "nowhere"),
-        (("run", "run.yaml", "--set", "engine.num_gpu_blocks_override=1"), "at least 2"),
+        (("run", "run.yaml", "--set", "engine.num_gpu_blocks_override=1"), "expected 2 (one is the null block)"),
         (("run", "run.yaml", "--set", "connector.cpu_bytes_to_use=1KiB"), "room for at least one"),
         (("run", "run.yaml", "--set", "engine.enable_chunked_prefill=false",
           "--set", "engine.max_num_batched_tokens=512"), "max_model_len (131072)"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from worlds import MS, TraceBuilder, config, random_config, random_trace, run
 
+from kvsim.results.records import RunRecord, as_row
 from kvsim.results.summary import digest
 from kvsim.runner import requests_frame
 
@@ -104,6 +106,34 @@ def test_what_can_never_run_is_rejected_on_arrival(
     assert [(e.status, e.reason) for e in record.requests] == [("rejected", reason), ("finished", "")]
 
 
+def test_a_request_that_just_fits_is_taken() -> None:
+    """The last sampled token has no KV: 160 tokens and one answer fit ten blocks of 16."""
+    _, record = run(one_session((160, 1, 0)).build(), config(engine={"num_gpu_blocks_override": 11}))
+    assert [entry.status for entry in record.requests] == ["finished"]
+    assert record.totals.gpu_used_blocks_peak == 10
+
+
+def test_one_token_blocks_end() -> None:
+    """A prompt of one token and one block, loaded from the CPU, is computed again instead of loaded for ever."""
+    builder = TraceBuilder(outputs_return=False)
+    builder.common_prefix(1)
+    builder._sessions = []
+    builder.session("a", [(0, 1, 0)])
+    builder.session("b", [(40, 1, 0)], start_ns=20 * MS, keep=0)
+    builder.session("c", [(0, 1, 0)], start_ns=90 * MS)
+    settings = config(
+        engine={"block_size": 1, "num_gpu_blocks_override": 42, "max_model_len": 41},
+        connector={"kind": "offloading", "cpu_bytes_to_use": "1GiB"},
+        transfer={"kind": "instant"},
+    )
+    _, record = run(builder.build(), settings)
+    assert [(e.status, e.external_hit_tokens) for e in record.requests] == [
+        ("finished", 0),
+        ("finished", 0),
+        ("finished", 1),
+    ]
+
+
 def test_output_stops_at_max_model_len() -> None:
     """A request whose answer would pass max_model_len ends there, and a note says so."""
     _, record = run(one_session((250, 50, 0)).build(), config(engine={"max_model_len": 256}))
@@ -139,9 +169,23 @@ def test_random_worlds_are_accounted_for(seed: int) -> None:
     finished = [e for e in record.requests if e.status == "finished"]
     assert totals.output_tokens == sum(e.output_tokens for e in finished)
     assert totals.preemptions == sum(e.preemptions for e in finished)
-    assert totals.gpu_busy_ns <= totals.end_ns
-    times = [sample.time_ns for sample in record.series.samples]
-    assert times == sorted(times)
+    assert totals.gpu_busy_ns + totals.stall_ns + totals.flush_stall_ns <= totals.end_ns
+    if not totals.load_jobs:
+        assert totals.stall_ns == 0
+    largest = max((-(-e.prompt_tokens // 16) for e in finished), default=0)
+    assert totals.gpu_used_blocks_peak >= largest
+    check_series(record)
+
+
+def check_series(record: RunRecord) -> None:
+    """Samples are in order of time, cumulative figures never fall, the last sample is at the end."""
+    samples = [as_row(sample) for sample in record.series.samples]
+    now = {"running", "waiting", "loading", "gpu_used_blocks", "gpu_cached_blocks", "cpu_used_blocks"}
+    for before, after in pairwise(samples):
+        assert all(before[name] <= after[name] for name in after if name not in now)
+    assert samples[-1]["time_ns"] == record.totals.end_ns
+    assert samples[-1]["output_tokens"] == record.totals.output_tokens
+    assert len(samples) <= record.series.max_points
 
 
 @pytest.mark.parametrize("seed", range(20))

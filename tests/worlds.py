@@ -116,7 +116,10 @@ def random_config(rng: random.Random) -> RunConfig:
         "long_prefill_token_threshold": rng.choice([0, 0, 40]),
         "enable_prefix_caching": rng.random() < 0.9,
         "scheduler_reserve_full_isl": rng.random() < 0.9,
+        "enable_chunked_prefill": rng.random() < 0.85,
     }
+    if not engine["enable_chunked_prefill"]:
+        engine["max_num_batched_tokens"] = 2048
     engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], engine["max_num_seqs"])
     connector: dict[str, Any] = {"kind": "none"}
     if rng.random() < 0.8:
@@ -128,10 +131,13 @@ def random_config(rng: random.Random) -> RunConfig:
             "block_size_factor": factor,
             "offload_prompt_only": rng.random() < 0.7,
             "store_threshold": rng.choice([0, 0, 2]),
+            "kv_layout": rng.choice(["cross_layer", "per_layer"]),
         }
     return config(
         engine=engine,
         connector=connector,
+        hardware={"tensor_parallel_size": rng.choice([1, 2])},
+        output={"series_points": rng.choice([2, 3, 5, 2000])},
         transfer={"kind": rng.choice(["profile", "profile", "instant"])},
         step_time={"kind": "fixed", "per_step": rng.choice(["10us", "1ms"]), "per_token": "1us"},
     )
