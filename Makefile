@@ -13,11 +13,11 @@ $(BIN)/python:
 
 # The stamps make the second time instant; they are older than these files only when the files changed.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run

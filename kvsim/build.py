@@ -28,7 +28,9 @@ class Simulation:
 
     def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
         self.plan, self.clock = plan, Clock()
-        self.record = RunRecord(series=Series(plan.config.output.series_points), notes=list(plan.notes))
+        self.record = RunRecord(
+            series=Series(plan.config.output.series_points), notes=list(plan.notes), cautions=list(plan.cautions)
+        )
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
         self._books, self.instance = self._build()
 

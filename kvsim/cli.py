@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_trace import trace_app
-from kvsim.errors import UserError
+from kvsim.errors import ConfigError, UserError
 
 app = typer.Typer(
     help="Predict what KV-cache offloading does to LLM serving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 app.add_typer(trace_app, name="trace")
 
@@ -68,7 +71,10 @@ def run(
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     target = output or settings.output_folder
     with _progress("simulating", "requests") as report:
-        saved = run_and_save(settings, target, overwrite=overwrite, progress=report)
+        try:
+            saved = run_and_save(settings, target, overwrite=overwrite, progress=report)
+        except ConfigError as error:
+            raise UserError(f"{config}: {error}") from None
     if as_json:
         _print_json({"folder": str(target), **saved.summary})
         return
@@ -120,9 +126,39 @@ def compare(
 
 
 def _console() -> Console:
-    """Standard output; 100 columns where it is not a terminal."""
+    """Standard output; where it is not a terminal, as wide as COLUMNS says, else 100."""
     console = Console()
-    return console if console.is_terminal else Console(width=100)
+    return console if console.is_terminal else Console(width=int(os.environ.get("COLUMNS") or 100))
+
+
+class Kind(StrEnum):
+    """What `kvsim list` can list."""
+
+    models = "models"
+    gpus = "gpus"
+    links = "links"
+    policies = "policies"
+    releases = "releases"
+
+
+@app.command("list", epilog="Example: kvsim list models")
+def list_names(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Print the names that a config may use, one line each."""
+    from kvsim.catalogue import catalogue
+
+    rows = catalogue(kind.value)
+    if as_json:
+        _print_json([{"name": name, "description": text} for name, text in rows])
+        return
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, text in rows:
+        table.add_row(name, text)
+    _console().print(table)
 
 
 @contextmanager
@@ -140,7 +176,8 @@ def _print_json(value: Any) -> None:
 
 
 def main() -> None:
-    """Entry point: a `UserError` is one line on standard error and exit code 2."""
+    """Entry point: whatever the user can mend is one line on standard error and exit code 2."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except UserError as error:
@@ -154,8 +191,12 @@ def main() -> None:
         _fail("out of memory: fewer blocks (num_gpu_blocks_override, cpu_bytes_to_use) or sessions would fit", 2)
 
 
+def _terminated(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt  # so that half-written folders are removed; typer says "Aborted."
+
+
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -8,3 +8,7 @@ class UserError(Exception):
 
     The command line prints it as ``error: <message>`` and exits with code 2; the Python API raises it.
     """
+
+
+class ConfigError(UserError):
+    """A `UserError` about a config that was read without fault: the keys are right, their values don't go together."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvsim.config import FixedStepTime, OffloadingConnectorConfig, RunConfig
-from kvsim.errors import UserError
+from kvsim.errors import ConfigError, UserError
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.releases import RELEASES, Release
 from kvsim.scheduler import SchedulerLimits
@@ -24,7 +25,7 @@ from kvsim.trace.session import Trace
 ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
 # vLLM's block size where none is given: 16, or 64 for MLA models (FLASHMLA), v1/attention/backends.
 BLOCK_SIZE, MLA_BLOCK_SIZE = 16, 64
-MAX_BLOCKS = 50_000_000  # the reference pool keeps about 100 bytes per block
+MAX_BLOCKS = 20_000_000  # the reference pool keeps about 100 bytes per block
 _QUANTIZATIONS = {
     "bf16": Quantization("bf16", 2.0, "bf16", 2.0, "bf16"),
     "fp8": Quantization("fp8", 1.0, "fp8", 1.0, "fp8"),
@@ -64,6 +65,7 @@ class Plan:
     limits: SchedulerLimits
     sizes: KVSizes
     notes: tuple[str, ...]
+    cautions: tuple[str, ...]
 
 
 def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
@@ -78,7 +80,7 @@ def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
     )
     if wanted.max_sessions is None or wanted.max_sessions >= len(trace.sessions):
         return trace
-    note = f"only the first {wanted.max_sessions} of {len(trace.sessions)} sessions are played"
+    note = f"only the first {wanted.max_sessions} of {len(trace.sessions)} sessions are played (counts are of all)"
     return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*trace.notes, note))
 
 
@@ -86,16 +88,27 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
     """Look up model, GPU and link, and fill in vLLM's defaults.
 
     Raises:
-        UserError: unknown names, weights that do not fit, limits that contradict each other.
+        ConfigError: unknown names, weights that do not fit, limits that contradict each other.
     """
+    try:
+        return _resolve(config, trace)
+    except UserError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _resolve(config: RunConfig, trace: Trace) -> Plan:
     tp = config.hardware.tensor_parallel_size
     ep = tp if config.hardware.expert_parallel else 1
-    model = load_model(config.model.name, config.model.kv_cache_dtype)
+    with _at("model.name"):
+        model = load_model(config.model.name, config.model.kv_cache_dtype)
     if config.model.weight_dtype != "auto":
         model = model.with_quantization(_QUANTIZATIONS[config.model.weight_dtype])
-    model.check_tp(tp)
-    gpu = load_gpu(config.hardware.gpu)
-    link = load_link(config.hardware.link or default_link(gpu.name))
+    with _at("hardware"):
+        model.check_tp(tp)
+    with _at("hardware.gpu"):
+        gpu = load_gpu(config.hardware.gpu)
+    with _at("hardware.link"):
+        link = load_link(config.hardware.link or default_link(gpu.name))
     limits = _limits(config, model, gpu)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     return Plan(
@@ -109,7 +122,17 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
         limits=limits,
         sizes=sizes,
         notes=(*trace.notes, *model.notes, *_hardware_notes(config, gpu, link), *capacity_notes),
+        cautions=tuple(_cautions(config, model, gpu, limits, sizes)),
     )
+
+
+@contextmanager
+def _at(key: str) -> Iterator[None]:
+    """Errors from here on are about this key of the config."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
 
 
 def _limits(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> SchedulerLimits:
@@ -149,18 +172,19 @@ def _sizes(
     notes: list[str] = []
     num_blocks = engine.num_gpu_blocks_override
     if num_blocks is None:
-        capacity = estimate_num_gpu_blocks(
-            model,
-            gpu,
-            tp,
-            ep,
-            block_tokens=block_tokens,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
-            version=engine.vllm_version,
-        )
+        with _at("engine"):
+            capacity = estimate_num_gpu_blocks(
+                model,
+                gpu,
+                tp,
+                ep,
+                block_tokens=block_tokens,
+                gpu_memory_utilization=engine.gpu_memory_utilization,
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
+                version=engine.vllm_version,
+            )
         num_blocks = capacity.num_blocks
         *parts, blocks = capacity.explanation
         notes += [f"KV capacity: {' '.join(parts)}", f"KV capacity: {blocks}"]
@@ -174,16 +198,6 @@ def _sizes(
     if not 2 <= num_blocks <= MAX_BLOCKS:
         raise UserError(
             f"engine.num_gpu_blocks_override: {num_blocks} blocks: expected 2 (one is the null block) to {MAX_BLOCKS:,}"
-        )
-    if (num_blocks - 1) * block_tokens < limits.max_model_len:
-        notes.append(
-            f"max_model_len {limits.max_model_len:,} does not fit the {(num_blocks - 1) * block_tokens:,} tokens"
-            " of GPU KV: vLLM would refuse to start; here only requests that do not fit are rejected"
-        )
-    if limits.max_model_len > model.max_position:
-        notes.append(
-            f"max_model_len {limits.max_model_len:,} exceeds the {model.max_position:,} of {model.name}:"
-            " vLLM needs a rope scaling or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for it"
         )
     block_bytes = model.kv_bytes_per_token(tp) * block_tokens
     copies = 1 if model.mla and tp > 1 and release.shares_replicated_kv else tp
@@ -216,6 +230,26 @@ def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: i
     if isinstance(config.step_time, FixedStepTime):
         return FixedStep(config.step_time.per_step, config.step_time.per_token)
     return Roofline(model, gpu, tp, ep)
+
+
+def _cautions(config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: SchedulerLimits, sizes: KVSizes) -> list[str]:
+    found: list[str] = []
+    room = (sizes.num_gpu_blocks - 1) * sizes.block_tokens
+    if room < limits.max_model_len:
+        found.append(
+            f"vLLM would refuse to start: max_model_len {limits.max_model_len:,} does not fit the {room:,} tokens of"
+            f" GPU KV. Here only requests that do not fit are rejected; set engine.max_model_len to {room} or less."
+        )
+    if limits.max_model_len > model.max_position:
+        found.append(
+            f"max_model_len {limits.max_model_len:,} exceeds the {model.max_position:,} of {model.name}:"
+            " vLLM needs a rope scaling or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for it."
+        )
+    if config.hardware.expert_parallel and model.moe is None:
+        found.append(f"hardware.expert_parallel changes nothing: {model.name} has no experts.")
+    if sizes.ranks > 1 and not gpu.nvlink and config.step_time.kind == "roofline":
+        found.append("Tensor parallelism over PCIe is predicted about 20 % too fast (one measured case).")
+    return found
 
 
 def _hardware_notes(config: RunConfig, gpu: GpuSpec, link: LinkProfile) -> list[str]:

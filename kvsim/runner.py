@@ -42,6 +42,7 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
             totals=as_row(record.totals),
             config_text=dump_config(config),
             notes=record.notes,
+            cautions=record.cautions,
             info=_info(plan),
         )
         if config.output.plots:

@@ -139,6 +139,34 @@ def test_mistakes_are_one_line(workplace: Path, words: tuple[str, ...], complain
     assert sorted(path.name for path in workplace.iterdir()) == before
 
 
+def test_a_killed_run_leaves_nothing(workplace: Path) -> None:
+    """SIGTERM in the middle of a run: no run folder, no hidden remains."""
+    before = sorted(path.name for path in workplace.iterdir())
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    script = (
+        "import os, signal, sys, kvsim.build as b\n"
+        "b.Simulation.run = lambda self: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['kvsim', 'run', 'run.yaml', '-o', 'killed']\n"
+        "from kvsim.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", script], cwd=workplace, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode not in {0, 2}
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in workplace.iterdir()) == before
+
+
+def test_lists() -> None:
+    """Every preset is listed with a line about it, for people and machines."""
+    for kind, name in (("models", "llama-3.1-70b"), ("gpus", "h100-sxm"), ("links", "pcie5-h100"), ("policies", "arc")):
+        rows = json.loads(kvsim("list", kind, "--json", cwd=REPO).stdout)
+        assert name in {row["name"] for row in rows}
+        assert all(row["description"] for row in rows)
+        assert name in kvsim("list", kind, cwd=REPO).stdout
+
+
 def test_help_has_an_example() -> None:
     """Every command's help ends with an example."""
     for words in (("run",), ("compare",), ("trace", "stats"), ("trace", "generate")):

@@ -129,8 +129,8 @@ def test_assumptions_are_told_where_they_matter() -> None:
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
-        ({"engine": {"num_gpu_blocks_override": 10**9}}, "expected 2 (one is the null block) to 50,000,000"),
-        ({"engine": {"kv_cache_memory_bytes": "4000TiB"}}, "expected 2 (one is the null block) to 50,000,000"),
+        ({"engine": {"num_gpu_blocks_override": 10**9}}, "expected 2 (one is the null block) to 20,000,000"),
+        ({"engine": {"kv_cache_memory_bytes": "4000TiB"}}, "expected 2 (one is the null block) to 20,000,000"),
         ({"engine": {"max_num_batched_tokens": 100}, "connector": cpu("1MiB")}, "expected room for at least one"),
         ({"engine": {"max_num_seqs": 9000, "max_num_batched_tokens": 8999}}, "max_num_seqs"),
     ],

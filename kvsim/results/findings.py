@@ -94,6 +94,8 @@ def _few(summary: Summary) -> list[str]:
 def _gpu_enough(summary: Summary) -> list[str]:
     if not summary["tiers"]["cpu"]["capacity_blocks"] or summary["tiers"]["gpu"]["evicted_blocks"] != 0:
         return []
+    if not summary["requests"]["finished"]:
+        return []
     if summary["preemptions"]["count"] or summary["hit_rate"]["external_hit_tokens"]:
         return []
     return ["The GPU KV cache never evicted a block, so offloading had nothing to bring back on this load."]
@@ -131,6 +133,13 @@ def _small_gain(summary: Summary) -> list[str]:
 
 def _cannot_store(summary: Summary) -> list[str]:
     refused, stored = summary["tiers"]["cpu"]["cannot_store"], summary["transfers"]["store_jobs"]
+    if stored == 0 and not refused and summary["tiers"]["cpu"]["capacity_blocks"] and summary["requests"]["finished"]:
+        return [
+            (
+                "Nothing was ever stored in the offload tier: no prompt reached the length of an offloaded block, or "
+                "no block the store threshold."
+            )
+        ]
     if not refused or stored is None or refused / (refused + stored) < CANNOT_STORE_SHARE:
         return []
     return [
@@ -146,6 +155,8 @@ def _never_full(summary: Summary) -> list[str]:
     share, peak, size = cpu["used"]["peak_share"], cpu["used"]["peak_bytes"], cpu["capacity_bytes"]
     if share is None or peak is None or size is None or share >= NOT_FULL_SHARE or cpu["evicted_blocks"] != 0:
         return []
+    if not peak or cpu["cannot_store"]:
+        return []  # it was never used, or never had room
     return [
         (
             f"The CPU tier never filled: {peak / GIB:.1f} GiB of {size / GIB:.1f} GiB ({_percent(share)}) "

@@ -116,7 +116,8 @@ class RunRecord:
     requests: list[RequestRecord] = field(default_factory=list)  # in order of arrival
     series: Series = field(default_factory=lambda: Series(2_000))
     totals: Totals = field(default_factory=Totals)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # choices and assumptions
+    cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
 
 
 def as_row(record: Any) -> dict[str, Any]:

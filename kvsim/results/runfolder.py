@@ -140,6 +140,7 @@ class RunFolder:
         totals: Mapping[str, int],
         config_text: str,
         notes: Sequence[str] = (),
+        cautions: Sequence[str] = (),
         info: Mapping[str, str] | None = None,
     ) -> Run:
         """Write the tables, the resolved config and the summary made of them.
@@ -150,6 +151,7 @@ class RunFolder:
             totals: The engine's counters.
             config_text: The resolved configuration, YAML.
             notes: Assumptions and choices behind the numbers, each with its source.
+            cautions: What makes the setup questionable; they come before the warnings about its results.
             info: What was simulated, for readers (trace, model, GPU, ...), in the order in which to show it.
 
         Returns:
@@ -161,7 +163,7 @@ class RunFolder:
             "schema": SCHEMA,
             "digest": digest(requests),
             "info": dict(info or {}),
-            "warnings": warnings(measures),
+            "warnings": [*cautions, *warnings(measures)],
             "notes": list(notes),
             **measures,
             "versions": {

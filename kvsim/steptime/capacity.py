@@ -230,12 +230,12 @@ def estimate_num_gpu_blocks(
     least, most = kv_bytes - ceil(_MAX_OVER * budget), kv_bytes + ceil(_MAX_UNDER * budget)
     low, blocks, high = (layout.num_blocks(b) for b in (least, kv_bytes, most))
     if blocks < 2:
-        what = "do not fit" if budget < weights else "leave no room for the KV cache"
+        what = "do not fit" if budget < weights else "leave no room for two KV blocks"
         raise UserError(
             f"gpu memory: {_gib(weights)} of weights of {model.name} (tensor_parallel_size {tp}) {what} in"
-            f" {_gib(budget)} ({share}) beside {_gib(peak + _NON_TORCH_BYTES)} of activations; raise"
-            " tensor_parallel_size, lower max_num_seqs or max_num_batched_tokens, take a larger GPU or"
-            " quantized weights, or set num_gpu_blocks"
+            f" {_gib(budget)} ({share}) beside {_gib(peak + _NON_TORCH_BYTES)} of activations (a block of"
+            f" {block_tokens} tokens takes {_gib(layout.block_bytes)}); raise tensor_parallel_size, lower max_num_seqs"
+            " or max_num_batched_tokens, take a larger GPU or quantized weights, or set num_gpu_blocks_override"
         )
     lines.append(
         f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between {_gib(max(least, 0))} and {_gib(most)}"

@@ -59,7 +59,7 @@ def load_model(name_or_path: str | Path, kv_cache_dtype: str = "auto") -> ModelS
         close = get_close_matches(wanted, names, n=6, cutoff=0.5)
         hint = ", ".join(list(dict.fromkeys(names[c] for c in close))[:3])
         raise UserError(
-            f"model: {text!r} is not known; {'closest: ' + hint if hint else 'see the list of presets'};"
+            f"model: {text!r} is not known; {'closest: ' + hint if hint else '`kvsim list models` shows them'};"
             " or give the path of its config.json"
         )
     entry = _presets()[key]

@@ -13,10 +13,11 @@ Order = OrderedDict[int, None]
 
 
 class ArcPolicy(EvictionPolicy):
-    """Two resident lists, T1 (seen once) and T2 (reused), two ghost lists B1 and B2, and a target size for T1.
+    """Adaptive replacement: balances what was seen once against what was reused.
 
-    A miss that a ghost remembers moves the target: B1 says "T1 was too small", B2 the opposite. Under 0.33.0 that
-    happens when an absent key is offered for storing, and keys move to T2 when the request that reused them ends.
+    Two resident lists, T1 (seen once) and T2 (reused), two ghost lists B1 and B2, and a target size for T1. A miss
+    that a ghost remembers moves the target: B1 says "T1 was too small", B2 the opposite. Under 0.33.0 that happens
+    when an absent key is offered for storing, and keys move to T2 when the request that reused them ends.
     Rule: vLLM 0.33.0 v1/kv_offload/cpu/policies/arc.py.
     """
 

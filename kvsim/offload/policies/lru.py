@@ -11,7 +11,7 @@ from kvsim.offload.slot import Slots
 
 
 class LruPolicy(EvictionPolicy):
-    """Recency per request (0.33.0).
+    """Least recently used, recency per request (0.33.0).
 
     Every key belongs to a *group*, and groups are ordered by rank, a growing number. While a request lives, all it
     inserts or is seen to use sits in the group of its first access; when it ends, its resident keys move to a new

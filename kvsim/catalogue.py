@@ -1,0 +1,54 @@
+"""Names that a config may use, each with a line about it."""
+
+from __future__ import annotations
+
+import inspect
+
+from kvsim.errors import UserError
+from kvsim.profile import default_link, link_names, load_link
+from kvsim.releases import RELEASES
+from kvsim.steptime.gpu import gpu_names, load_gpu
+from kvsim.steptime.model import load_model, model_names
+
+
+def catalogue(kind: str) -> list[tuple[str, str]]:
+    """(name, description) of all ``models``, ``gpus``, ``links``, ``policies`` or ``releases``."""
+    return {"models": _models, "gpus": _gpus, "links": _links, "policies": _policies, "releases": _releases}[kind]()
+
+
+def _models() -> list[tuple[str, str]]:
+    rows = []
+    for name in model_names():
+        model = load_model(name)
+        kv_kib = model.kv_bytes_per_token() / 1024
+        rows.append((name, f"{model.num_params / 1e9:,.1f} B parameters, {kv_kib:g} KiB of KV per token"))
+    return rows
+
+
+def _gpus() -> list[tuple[str, str]]:
+    rows = []
+    for name in gpu_names():
+        gpu = load_gpu(name)
+        figures = f"{gpu.memory_bytes / 2**30:.0f} GiB, {gpu.bf16_flops / 1e12:,.0f} TFLOP/s bf16"
+        rows.append((name, f"{figures}, {gpu.hbm_bytes_per_s / 1e12:.2f} TB/s ({gpu.fidelity}), link {_link(name)}"))
+    return rows
+
+
+def _link(gpu: str) -> str:
+    try:
+        return default_link(gpu)
+    except UserError:
+        return "to be named in hardware.link"
+
+
+def _links() -> list[tuple[str, str]]:
+    return [(name, load_link(name).device) for name in link_names()]
+
+
+def _policies() -> list[tuple[str, str]]:
+    newest = next(iter(RELEASES.values()))
+    return [(name, (inspect.getdoc(policy) or "").splitlines()[0]) for name, policy in newest.policies.items()]
+
+
+def _releases() -> list[tuple[str, str]]:
+    return [(name, f"decides as vLLM {name}") for name in RELEASES]
