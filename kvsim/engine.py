@@ -80,6 +80,7 @@ class Engine:
         self._empty_step = empty_step
         self._check_every_step = check_every_step
         self._ended: dict[Request, simpy.Event] = {}
+        self._aborts: list[Request] = []
         self._wake: simpy.Event | None = None
         self._empty_steps = 0  # in a row
         self.process = env.process(self._run())
@@ -90,6 +91,11 @@ class Engine:
         ended = self._ended[request] = self.env.event()
         self.notify()
         return ended
+
+    def abort(self, request: Request) -> None:
+        """The client of a request has gone; takes effect before the next decision."""
+        self._aborts.append(request)
+        self.notify()
 
     def notify(self) -> None:
         """Something has happened that a waiting engine should look at."""
@@ -105,10 +111,19 @@ class Engine:
             instant = self.env.now
             if steps > MAX_STEPS_AT_AN_INSTANT:
                 raise NoProgressError(_no_progress(self.scheduler, instant))
+            self._take_aborts()
             if self.scheduler.has_requests():
                 yield from self._step()
             else:
                 yield from self._wait()
+
+    def _take_aborts(self) -> None:
+        for request in self._aborts:
+            ended = self._ended.pop(request, None)
+            if ended is not None:
+                self.scheduler.abort_request(request)
+                ended.succeed(request)
+        self._aborts = []
 
     def _wait(self) -> Generator[simpy.Event, Any, None]:
         self._wake = self.env.event()

@@ -17,6 +17,7 @@ class RequestStatus(IntEnum):
     RUNNING = 2
     PREEMPTED = 3
     FINISHED = 4
+    ABORTED = 5  # finished too, but by its client
 
 
 class Content(Protocol):
@@ -84,6 +85,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is over, one way or the other."""
+        return self.status >= RequestStatus.FINISHED
 
     def append_output_token(self) -> None:
         """One sampled token; a block that it fills gets its hash."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.refusal import Refusal
 from kvsim.request import Request, RequestStatus
 from kvsim.waiting import RequestQueue, WaitingQueues, WaitingQueues023
 
@@ -24,17 +25,6 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     scheduler_reserve_full_isl: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """The last request that did not fit as a whole, and the state of the world in which it did not."""
-
-    request: Request
-    missing_hash: int  # of the first block after its local hit; -1 = none
-    release_epoch: int
-    evicted_blocks: int
-    connector_epoch: int
 
 
 class Scheduler:
@@ -68,6 +58,7 @@ class Scheduler:
         self.waiting = self.queues(limits.scheduling_policy)
         self.running: list[Request] = []
         self.requests: dict[Request, None] = {}  # all that have arrived and not ended
+        self._loading_aborted: dict[Request, None] = {}  # aborted, but a load still writes into their blocks
         self.received: set[Request] = set()  # loads that are complete; never iterated
         self.num_preemptions = 0
         self._by_priority = limits.scheduling_policy == "priority"
@@ -77,8 +68,8 @@ class Scheduler:
         self._inflight_prefills: dict[Request, None] = {}
         self._threshold = 0
         self._on_lookup = on_lookup
-        self._skip_hopeless = skip_hopeless and on_lookup is None
-        self._refusal: _Refusal | None = None
+        # A memory that changes no decision; without it, or when somebody counts lookups, every lookup happens.
+        self._refusal = Refusal(kv.pool, connector, enabled=skip_hopeless and on_lookup is None)
 
     # -- requests in
     def add_request(self, request: Request) -> None:
@@ -87,6 +78,23 @@ class Scheduler:
         self.requests[request] = None
         if self.connector is not None:
             self.connector.on_new_request(request)
+
+    def abort_request(self, request: Request) -> None:
+        """Its client has gone. Between steps; nothing happens if the request is over already.
+
+        Blocks that a load is still writing to are freed when it reports (vLLM 0.33.0 finish_requests).
+        """
+        if request not in self.requests:
+            return
+        keep_blocks = False
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                keep_blocks = request not in self.received
+                self.received.discard(request)
+        self._end(request, RequestStatus.ABORTED, keep_blocks=keep_blocks)
 
     def has_requests(self) -> bool:
         """Whether another step is due: requests, ends that nobody has been told of, or work of the connector."""
@@ -175,7 +183,7 @@ class Scheduler:
             if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and not self._try_promote(request):
                 self.waiting.skip(queue)
                 continue
-            if self._refusal is not None and self._is_hopeless(request):
+            if self._refusal.still_holds(request):
                 break
             tokens = self._admit(request, queue, output, budget)
             if tokens is None:
@@ -215,7 +223,7 @@ class Scheduler:
                 return None  # a prompt waits for a step that takes all of it
             tokens = min(wanted, budget)
         if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
-            self._remember_refusal(request, len(hits))
+            self._refusal.remember(request, len(hits))
             return None
         reserved = sum(map(self.kv.num_remaining_blocks, self._inflight_prefills)) if is_async else 0
         blocks = self.kv.allocate_slots(
@@ -254,39 +262,6 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
         return True
 
-    # -- not asking in vain
-    def _remember_refusal(self, request: Request, num_hits: int) -> None:
-        connector = self.connector
-        if not self._skip_hopeless or (connector is not None and not connector.lookups_are_pure):
-            return
-        hashes, pool = request.block_hashes, self.kv.pool
-        missing = hashes[num_hits] if num_hits < len(hashes) else -1
-        epoch = 0 if connector is None else connector.epoch
-        self._refusal = _Refusal(request, missing, pool.release_epoch, pool.evicted_blocks, epoch)
-
-    def _is_hopeless(self, request: Request) -> bool:
-        """Whether this request was refused and would be refused again.
-
-        It needs (all its blocks - hits that somebody holds) <= free blocks. Without a free, a touch or a longer hit
-        neither side can have improved. The connector must not have become able to defer it either (which would let
-        the scan go on): nothing is in flight, or nothing at all has changed.
-        """
-        refusal, pool, connector = self._refusal, self.kv.pool, self.connector
-        if (
-            refusal is not None
-            and refusal.request is request
-            and refusal.release_epoch == pool.release_epoch
-            and refusal.missing_hash not in pool.cached
-            and (
-                connector is None
-                or not connector.may_defer()
-                or (refusal.connector_epoch == connector.epoch and refusal.evicted_blocks == pool.evicted_blocks)
-            )
-        ):
-            return True
-        self._refusal = None
-        return False
-
     # -- after the step
     def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
         """Append the sampled tokens, end requests (in scheduling order), then apply the worker's reports."""
@@ -298,22 +273,30 @@ class Scheduler:
             request.append_output_token()
             if request.num_output_tokens >= request.max_tokens or request.num_tokens >= longest:
                 ended.append(request)
-                self._finish(request)
+                self._end(request, RequestStatus.FINISHED)
         if ended:
-            self.running = [request for request in self.running if request.status is not RequestStatus.FINISHED]
+            self.running = [request for request in self.running if not request.is_finished]
         if worker_output is not None and self.connector is not None:
             self.connector.update_connector_output(worker_output)
-            self.received.update(worker_output.received)
+            for request in worker_output.received:
+                if request.is_finished:  # aborted meanwhile
+                    del self._loading_aborted[request]
+                    self.kv.free(request)
+                else:
+                    self.received.add(request)
         return ended
 
-    def _finish(self, request: Request) -> None:
-        request.status = RequestStatus.FINISHED
+    def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
+        request.status = status
         self._inflight_prefills.pop(request, None)
         if self.connector is not None:
-            self.connector.request_finished(request, self.kv.tables[request])
+            self.connector.request_finished(request, self.kv.tables.get(request, []))
         self._finished.append(request)
-        self.kv.free(request)
         del self.requests[request]
+        if keep_blocks:
+            self._loading_aborted[request] = None
+        else:
+            self.kv.free(request)
 
     def check(self, *, at_end: bool = False) -> None:
         """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
@@ -325,6 +308,7 @@ class Scheduler:
             self.connector.check(at_end=at_end)
         if at_end:
             assert not self.requests, "requests are left"
+            assert not self._loading_aborted, "loads of aborted requests are left"
             assert not self.kv.tables, "block tables are left"
 
 

@@ -26,6 +26,10 @@ class RequestQueue(ABC):
     def pop_head(self) -> Request: ...
 
     @abstractmethod
+    def discard(self, request: Request) -> None:
+        """Remove a request if it is here."""
+
+    @abstractmethod
     def prepend_all(self, skipped: deque[Request]) -> None:
         """Put back what a scan skipped. ``skipped`` was filled from the left: it is in reverse scan order."""
 
@@ -54,6 +58,10 @@ class FcfsQueue(RequestQueue):
     def pop_head(self) -> Request:
         return self._queue.popleft()
 
+    def discard(self, request: Request) -> None:
+        if request in self._queue:
+            self._queue.remove(request)
+
     def prepend_all(self, skipped: deque[Request]) -> None:
         self._queue.extendleft(skipped)  # reverses again: scan order
 
@@ -81,6 +89,10 @@ class PriorityQueue(RequestQueue):
 
     def pop_head(self) -> Request:
         return self._queue.pop(0)
+
+    def discard(self, request: Request) -> None:
+        if request in self._queue:
+            self._queue.remove(request)
 
     def prepend_all(self, skipped: deque[Request]) -> None:
         for request in skipped:
@@ -116,6 +128,11 @@ class WaitingQueues:
     def __iter__(self) -> Iterator[Request]:
         yield from self.second
         yield from self.waiting
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it waits (not during a scan)."""
+        self.waiting.discard(request)
+        self.second.discard(request)
 
     def begin_scan(self) -> None:
         """Start looking."""

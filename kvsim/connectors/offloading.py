@@ -183,8 +183,11 @@ class OffloadingConnector(KVConnector):
         """Requests and how many of their tokens are computed after this step, in the order of planning."""
         for request, tokens in output.num_scheduled_tokens.items():
             yield request, request.num_computed_tokens + tokens
-        for request in output.finished:  # the last sampled token has no KV
-            yield request, max(request.num_prompt_tokens, request.num_tokens - 1)
+        for request in output.finished:
+            if request.status is RequestStatus.ABORTED:
+                yield request, request.num_computed_tokens
+            else:  # the last sampled token has no KV
+                yield request, max(request.num_prompt_tokens, request.num_tokens - 1)
 
     def _plan_stores(self, output: SchedulerOutput, flush: set[int]) -> dict[int, Job]:
         stores: dict[int, Job] = {}
@@ -214,7 +217,7 @@ class OffloadingConnector(KVConnector):
 
     def _on_store_planned(self, state: _State, job: Job, flush: set[int]) -> None:
         """A finished request's blocks are free already: watch them, and copy at once what this step hands out."""
-        if state.request.status is RequestStatus.FINISHED:
+        if state.request.is_finished:
             handed_out = set().union(*self._allocated)
             for block in job.source:
                 self._watched.setdefault(block, set()).add(job.job_id)
@@ -229,8 +232,10 @@ class OffloadingConnector(KVConnector):
 
     def _watch(self, state: _State) -> None:
         for job_id in state.jobs:
-            for block in self._jobs[job_id].source:
-                self._watched.setdefault(block, set()).add(job_id)
+            job = self._jobs[job_id]
+            if job.direction == "store":  # a load keeps its blocks until it is complete
+                for block in job.source:
+                    self._watched.setdefault(block, set()).add(job_id)
 
     def update_connector_output(self, output: WorkerOutput) -> None:
         for job_id in output.jobs:
@@ -238,7 +243,7 @@ class OffloadingConnector(KVConnector):
             state = self._states[job.request]
             if job.direction == "store":
                 self.manager.complete_store(job.keys)
-                if job.request.status is RequestStatus.FINISHED:
+                if job.request.is_finished:
                     self._unwatch(job)
             else:
                 self.manager.complete_load(job.keys)
@@ -294,7 +299,7 @@ class OffloadingConnector023(OffloadingConnector):
         if self._watched:
             for block in set().union(*self._allocated) & self._watched.keys():
                 flush |= self._watched[block]
-        if self._states and all(s.request.status is RequestStatus.FINISHED for s in self._states.values()):
+        if self._states and all(s.request.is_finished for s in self._states.values()):
             flush |= self._jobs.keys()
         meta = OffloadingMeta(self._loads, self._plan_stores(output, flush), flush)
         self._loads, self._allocated = {}, []
