@@ -11,7 +11,7 @@ from kvsim.config import OffloadingConnectorConfig
 from kvsim.connectors.base import ConnectorWorker
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.offloading import OffloadingConnector
-from kvsim.engine import Engine
+from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
 from kvsim.hardware import SOLO_PPM, DuplexLink, LinkDirection
 from kvsim.instance import Instance
@@ -35,10 +35,10 @@ class Simulation:
         self._books, self.instance = self._build()
 
     def run(self) -> RunRecord:
-        """Play the whole trace. Ends when nothing can happen any more: requests left then are stuck.
+        """Play the whole trace. Ends when nothing can happen or move any more: requests left then are stuck.
 
         Raises:
-            UserError: time has stopped, or runs for centuries.
+            UserError: time runs for centuries.
         """
         wanted = self.plan.config.trace
         options = ReplayOptions(
@@ -48,7 +48,10 @@ class Simulation:
             time_scale=wanted.time_scale,
         )
         play(self.clock, self.plan.trace, self.instance.submit, options)
-        self.clock.run()
+        try:
+            self.clock.run()
+        except NoProgressError as error:
+            self.record.cautions.append(f"The simulation was stopped: {error}.")
         if self.clock.now > LONGEST_NS:
             raise UserError(
                 f"simulated time ends after {self.clock.now // (NS * 86_400 * 365)} years, expected at most 292:"

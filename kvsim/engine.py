@@ -15,6 +15,9 @@ from kvsim.scheduler import Scheduler
 
 # Far more than any chain of decisions at one instant; beyond it time has stopped.
 MAX_STEPS_AT_AN_INSTANT = 10_000
+# So many steps without a token, an end, an arrival or a finished copy of a request: nothing will ever move again.
+# (Only traffic between tiers goes on: requests that evict each other's promoted prefixes, as in the real vLLM.)
+GIVE_UP_AFTER = 500
 
 
 class NoProgressError(UserError):
@@ -60,6 +63,7 @@ class Engine:
 
     Args:
         empty_step: duration of a step without tokens; None = wait for the next event.
+        give_up_after: raise NoProgressError after so many steps in which nothing moved; None = never.
         check_every_step: raise AssertionError at the first step after which blocks leak or books disagree.
     """
 
@@ -72,6 +76,7 @@ class Engine:
         *,
         observer: EngineObserver | None = None,
         empty_step: int | None = None,
+        give_up_after: int | None = GIVE_UP_AFTER,
         check_every_step: bool = False,
     ) -> None:
         self.env, self.scheduler, self.worker = env, scheduler, worker
@@ -83,11 +88,14 @@ class Engine:
         self._aborts: list[Request] = []
         self._wake: simpy.Event | None = None
         self._empty_steps = 0  # in a row
+        self._give_up_after = give_up_after
+        self._fruitless_steps = 0  # in a row
         self.process = env.process(self._run())
 
     def submit(self, request: Request) -> simpy.Event:
         """A request arrives now. The event fires when it has ended."""
         self.scheduler.add_request(request)
+        self._fruitless_steps = 0
         ended = self._ended[request] = self.env.event()
         self.notify()
         return ended
@@ -153,6 +161,10 @@ class Engine:
             scheduler.check()
         for request in ended:
             self._ended.pop(request).succeed(request)
+        moved = output.num_scheduled_tokens or ended or (worker_output is not None and worker_output.jobs)
+        self._fruitless_steps = 0 if moved else self._fruitless_steps + 1
+        if self._give_up_after is not None and self._fruitless_steps > self._give_up_after and scheduler.requests:
+            raise NoProgressError(_no_progress(scheduler, self.env.now))
 
     def _wait_for(self, worker: ConnectorWorker, jobs: Sequence[Any]) -> Generator[simpy.Event, Any, None]:
         started = self.env.now
@@ -191,16 +203,22 @@ def batch_of(output: SchedulerOutput) -> tuple[list[tuple[int, int]], list[int]]
 
 
 def _no_progress(scheduler: Scheduler, now: int) -> str:
-    waits = "; ".join(f"{request.request_id} {reason}" for request, reason in stuck_requests(scheduler)[:3])
-    return f"no progress at time {now}: {waits or 'no request is left'}"
+    stuck = stuck_requests(scheduler)
+    waits = "; ".join(f"{request.request_id} {reason}" for request, reason in stuck[:3])
+    more = f"; and {len(stuck) - 3} more" if len(stuck) > 3 else ""
+    return f"no progress at time {now}: {waits or 'no request is left'}{more}"
 
 
 def stuck_requests(scheduler: Scheduler) -> list[tuple[Request, str]]:
-    """Requests that nothing will move any more, each with what it waits for."""
+    """Requests that nothing will move any more, each with what it waits for and what would help."""
     kv, free = scheduler.kv, scheduler.kv.pool.num_free
     stuck: list[tuple[Request, str]] = []
     for request in scheduler.requests:
-        held = len(kv.tables.get(request, ()))
-        need = kv.num_remaining_blocks(request)
-        stuck.append((request, f"holds {held} blocks, needs {need} more, {free} of {kv.pool.num_blocks - 1} are free"))
+        held, need = len(kv.tables.get(request, ())), kv.num_remaining_blocks(request)
+        reason = f"holds {held} GPU blocks, needs {need} more, {free} of {kv.pool.num_blocks - 1} are free"
+        if need > free:
+            reason += " (more GPU blocks or a smaller max_num_seqs would help)"
+        elif scheduler.connector is not None and (wait := scheduler.connector.explain_wait(request)):
+            reason += f", {wait}"
+        stuck.append((request, reason))
     return stuck

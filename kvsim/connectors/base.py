@@ -142,6 +142,10 @@ class KVConnector(ABC):
         """Whether the engine must keep stepping although no request is left."""
         return False
 
+    def explain_wait(self, request: Request) -> str:
+        """What a request that makes no progress waits for here, and what would help; empty = nothing."""
+        return ""
+
     def gpu_holds(self) -> list[list[int]]:
         """GPU blocks that the connector references beside the requests' tables."""
         return []

@@ -269,6 +269,17 @@ class OffloadingConnector(KVConnector):
     def has_pending_work(self) -> bool:
         return bool(self._jobs) or self.manager.has_pending_work()
 
+    def explain_wait(self, request: Request) -> str:
+        """Only a tier behind the CPU can keep a request waiting for ever: see `TieringManager`."""
+        state = self._states.get(request)
+        if state is None:
+            return ""
+        keys, room = len(state.context.keys), self.manager.capacity_chunks
+        return (
+            f"its prefix has {keys} chunks, which must all be in the CPU tier ({room} chunks) at once to be loaded"
+            " (a larger cpu_bytes_to_use would help)"
+        )
+
     def check(self, *, at_end: bool) -> None:
         self.manager.check(at_end=at_end)
         if at_end:

@@ -78,6 +78,11 @@ class Ledger(ABC):
 
     @property
     @abstractmethod
+    def capacity_chunks(self) -> int:
+        """Slots of the tier that the GPU can reach."""
+
+    @property
+    @abstractmethod
     def num_chunks(self) -> int:
         """Chunks with a slot in the tier that the GPU can reach."""
 

@@ -132,6 +132,10 @@ class OffloadingManager(Ledger):
 
     # -- counting
     @property
+    def capacity_chunks(self) -> int:
+        return self.num_slots
+
+    @property
     def num_chunks(self) -> int:
         return len(self.slots)
 

@@ -55,6 +55,10 @@ class TieringManager(Ledger):
         return self.primary.epoch
 
     @property
+    def capacity_chunks(self) -> int:
+        return self.primary.capacity_chunks
+
+    @property
     def num_chunks(self) -> int:
         return self.primary.num_chunks
 
