@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvsim.books import Books, Offload
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
-from kvsim.config import OffloadingConnectorConfig
-from kvsim.connectors.base import ConnectorWorker
+from kvsim.config import OffloadingConnectorConfig, SimpleCPUConnectorConfig
+from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.link_copier import LinkCopier
-from kvsim.connectors.offloading import OffloadingConnector
+from kvsim.copy_time import copy_time, shared_speed
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
-from kvsim.hardware import SOLO_PPM, DuplexLink, LinkDirection
+from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.instance import Instance
 from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series
@@ -60,7 +58,7 @@ class Simulation:
         self._books.close(self._total)
         scheduler = self.instance.scheduler
         if self.plan.config.debug and not scheduler.requests:
-            scheduler.check(at_end=True)
+            scheduler.check(at_end=not scheduler.has_requests())
         return self.record
 
     def _build(self) -> tuple[Books, Instance]:
@@ -71,9 +69,9 @@ class Simulation:
             max_model_len=plan.limits.max_model_len,
             enable_caching=config.engine.enable_prefix_caching,
         )
-        connector = self._connector()
+        connector = self._connector(kv)
         scheduler = plan.release.scheduler(plan.limits, kv, connector)
-        worker, link = self._worker()
+        worker, link = self._worker(connector)
         offload = Offload(connector, link) if connector is not None and link is not None else None
         books = Books(self.clock, scheduler, self.record, offload)
         engine = Engine(self.clock, scheduler, plan.step_time, worker, observer=books, check_every_step=config.debug)
@@ -82,33 +80,40 @@ class Simulation:
         self._note_sizes()
         return books, Instance(engine, books, self.record.requests, self._request_ended)
 
-    def _connector(self) -> OffloadingConnector | None:
-        plan, config = self.plan, self.plan.config.connector
-        if not isinstance(config, OffloadingConnectorConfig):
-            return None
-        manager = plan.release.manager(
-            plan.sizes.num_cpu_chunks, plan.release.policies[config.eviction_policy], config.store_threshold
-        )
-        return plan.release.offloading_connector(
-            manager,
-            block_size=plan.sizes.block_tokens,
-            block_size_factor=config.block_size_factor,
-            offload_prompt_only=config.offload_prompt_only,
-            enable_caching=plan.config.engine.enable_prefix_caching,
-        )
+    def _connector(self, kv: KVCacheManager) -> KVConnector | None:
+        plan, config, release = self.plan, self.plan.config.connector, self.plan.release
+        if isinstance(config, OffloadingConnectorConfig):
+            policy = release.policies[config.eviction_policy]
+            return release.offloading_connector(
+                release.manager(plan.sizes.num_cpu_chunks, policy, config.store_threshold),
+                block_size=plan.sizes.block_tokens,
+                block_size_factor=config.block_size_factor,
+                offload_prompt_only=config.offload_prompt_only,
+                enable_caching=plan.config.engine.enable_prefix_caching,
+            )
+        if isinstance(config, SimpleCPUConnectorConfig) and plan.config.engine.enable_prefix_caching:
+            return release.simple_cpu_connector(
+                kv.pool,
+                release.block_pool(plan.sizes.num_cpu_chunks),
+                block_size=plan.sizes.block_tokens,
+                lazy=config.lazy_offload,
+                blocks_per_step=2 * -(-plan.limits.max_num_batched_tokens // plan.sizes.block_tokens),
+            )
+        return None
 
-    def _worker(self) -> tuple[ConnectorWorker | None, DuplexLink | None]:
-        plan, config = self.plan, self.plan.config
-        if not isinstance(config.connector, OffloadingConnectorConfig):
+    def _worker(self, connector: KVConnector | None) -> tuple[ConnectorWorker | None, DuplexLink | None]:
+        plan = self.plan
+        if connector is None:
             return None, None
-        instant = config.transfer.kind == "instant"
-        link = DuplexLink(self.clock, (SOLO_PPM, SOLO_PPM) if instant else shared_speed(plan))
-        copy_ns = _no_time if instant else copy_time(plan, config.connector.kv_layout)
-        link_bytes: dict[LinkDirection, int] = {
+        link = DuplexLink(self.clock, shared_speed(plan))
+        bytes_per_block: dict[LinkDirection, int] = {
             "h2d": plan.sizes.gpu_block_bytes,
             "d2h": plan.sizes.block_bytes * plan.sizes.cpu_copies,
         }
-        return plan.release.offloading_worker(LinkCopier(link, copy_ns, link_bytes)), link
+        copier = LinkCopier(link, copy_time(plan), bytes_per_block)
+        if isinstance(plan.config.connector, SimpleCPUConnectorConfig):
+            return plan.release.simple_cpu_worker(copier), link
+        return plan.release.offloading_worker(copier), link
 
     def _note_sizes(self) -> None:
         totals, sizes = self.record.totals, self.plan.sizes
@@ -120,44 +125,3 @@ class Simulation:
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, self._total)
-
-
-def host_dram_bytes_per_s(plan: Plan) -> int | None:
-    """Bandwidth of host memory that all ranks share; None = no limit."""
-    return plan.config.hardware.host_dram_bandwidth or plan.link.host_dram_bytes_per_s
-
-
-def copy_time(plan: Plan, kv_layout: str) -> Callable[[LinkDirection, int], int]:
-    """Time of a job of so many GPU blocks: every rank copies over its own link, all of them share host DRAM.
-
-    A block is one descriptor if all its layers lie together (vLLM's cross-layer layout since 0.12), else one per
-    tensor: K and V of each layer apart, or one latent per layer for MLA. Ranks that hold the same latent take turns
-    storing, so each stores only its share of the blocks.
-    """
-    sizes, link, dram = plan.sizes, plan.link, host_dram_bytes_per_s(plan)
-    tensors = 1 if plan.model.mla else 2
-    pieces = 1 if kv_layout == "cross_layer" else tensors * plan.model.attention_layers
-
-    def copy_ns(direction: LinkDirection, blocks: int) -> int:
-        share = blocks if direction == "h2d" else -(-blocks * sizes.cpu_copies // sizes.ranks)
-        alone = link.copy_ns(direction, sizes.block_bytes // pieces, share * pieces)
-        floor = 0 if not dram else -(-share * sizes.gpu_block_bytes * NS // dram)
-        return max(alone, floor)
-
-    return copy_ns
-
-
-def shared_speed(plan: Plan) -> tuple[int, int]:
-    """Speed of (h2d, d2h) while both are busy, in parts per million: the link's, or what host DRAM leaves of it."""
-    h2d, d2h = plan.link.bidirectional_share()
-    dram, paths = host_dram_bytes_per_s(plan), (plan.link.h2d, plan.link.d2h)
-    if not dram or paths[0] is None or paths[1] is None:
-        return h2d, d2h
-    wanted = plan.sizes.ranks * (paths[0].peak.used * h2d + paths[1].peak.used * d2h) // SOLO_PPM
-    if wanted > dram:
-        h2d, d2h = h2d * dram // wanted, d2h * dram // wanted
-    return h2d, d2h
-
-
-def _no_time(_direction: LinkDirection, _blocks: int) -> int:
-    return 0

@@ -19,6 +19,7 @@ from kvsim.units import Duration, Rate, Size
 from kvsim.yamlfile import Keys, dump_yaml, is_path, read_yaml
 
 SECOND_NS = 10**9
+GIB = 2**30
 
 
 def _path_list(value: object) -> object:
@@ -191,6 +192,21 @@ class OffloadingConnectorConfig(Component):
         return self
 
 
+class SimpleCPUConnectorConfig(Component):
+    """vLLM's SimpleCPUOffloadConnector: a second block pool in CPU memory."""
+
+    kind: Literal["simple_cpu"] = Field("simple_cpu", description="vLLM's SimpleCPUOffloadConnector")
+    cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
+        8 * GIB, description="CPU memory for KV, in total over all ranks of the server"
+    )
+    cpu_bytes_to_use_per_rank: Annotated[Size, Field(gt=0)] | None = Field(
+        None, description="CPU memory for KV of each rank; wins over cpu_bytes_to_use"
+    )
+    lazy_offload: bool = Field(
+        False, description="copy only what is about to be evicted from the GPU, instead of all that is computed"
+    )
+
+
 class RooflineStepTime(Component):
     """Step times from the model's and the GPU's figures."""
 
@@ -231,7 +247,7 @@ class OutputConfig(Component):
     plots: bool = Field(True, description="draw plots")
 
 
-Connector = Annotated[NoConnector | OffloadingConnectorConfig, Field(discriminator="kind")]
+Connector = Annotated[NoConnector | OffloadingConnectorConfig | SimpleCPUConnectorConfig, Field(discriminator="kind")]
 StepTime = Annotated[RooflineStepTime | FixedStepTime, Field(discriminator="kind")]
 Transfer = Annotated[ProfileTransfer | InstantTransfer, Field(discriminator="kind")]
 

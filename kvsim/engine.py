@@ -90,6 +90,9 @@ class Engine:
         self._empty_steps = 0  # in a row
         self._give_up_after = give_up_after
         self._fruitless_steps = 0  # in a row
+        # In a row without any request. A lazy SimpleCPUOffloadConnector whose CPU pool is smaller than the GPU's
+        # content goes on copying for ever, as the real one does; we stop watching it after a while.
+        self._idle_steps = 0
         self.process = env.process(self._run())
 
     def submit(self, request: Request) -> simpy.Event:
@@ -120,7 +123,10 @@ class Engine:
             if steps > MAX_STEPS_AT_AN_INSTANT:
                 raise NoProgressError(_no_progress(self.scheduler, instant))
             self._take_aborts()
-            if self.scheduler.has_requests():
+            if self.scheduler.requests:
+                self._idle_steps = 0
+            if self.scheduler.has_requests() and self._idle_steps <= GIVE_UP_AFTER:
+                self._idle_steps += 1
                 yield from self._step()
             else:
                 yield from self._wait()

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvsim.config import FixedStepTime, OffloadingConnectorConfig, RunConfig
+from kvsim.config import (
+    Connector,
+    FixedStepTime,
+    OffloadingConnectorConfig,
+    RunConfig,
+    SimpleCPUConnectorConfig,
+)
 from kvsim.errors import ConfigError, UserError
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.releases import RELEASES, Release
@@ -200,28 +206,36 @@ def _sizes(
             f"engine.num_gpu_blocks_override: {num_blocks} blocks: expected 2 (one is the null block) to {MAX_BLOCKS:,}"
         )
     block_bytes = model.kv_bytes_per_token(tp) * block_tokens
-    copies = 1 if model.mla and tp > 1 and release.shares_replicated_kv else tp
-    if copies < tp:
+    connector, copies = config.connector, tp
+    if isinstance(connector, OffloadingConnectorConfig) and model.mla and tp > 1 and release.shares_replicated_kv:
+        copies = 1
         notes.append(
             f"the {tp} ranks hold the same latent KV of {model.name}: vLLM {engine.vllm_version} keeps one copy in CPU"
             " memory and lets the ranks take turns storing (one node, multiprocessing)"
         )
-    chunk_bytes, num_chunks = _cpu_chunks(config, block_bytes, copies, release.cpu_chunk_alignment_bytes)
+    chunk_bytes, num_chunks = _cpu_chunks(connector, block_bytes, tp, copies, release.cpu_chunk_alignment_bytes)
     return KVSizes(block_tokens, num_blocks, block_bytes, tp, copies, num_chunks, chunk_bytes), notes
 
 
-def _cpu_chunks(config: RunConfig, block_bytes: int, copies: int, alignment: int) -> tuple[int, int]:
+def _cpu_chunks(connector: Connector, block_bytes: int, ranks: int, copies: int, alignment: int) -> tuple[int, int]:
     """(bytes of a chunk in CPU memory, chunks that fit); vLLM: cpu_bytes_to_use is the total over all ranks."""
-    connector = config.connector
-    if not isinstance(connector, OffloadingConnectorConfig):
+    if isinstance(connector, OffloadingConnectorConfig):
+        key, available = "cpu_bytes_to_use", connector.cpu_bytes_to_use
+        chunk_bytes = -(-block_bytes * connector.block_size_factor // alignment) * alignment * copies
+        least = 1
+    elif isinstance(connector, SimpleCPUConnectorConfig):
+        key, available = "cpu_bytes_to_use", connector.cpu_bytes_to_use
+        if connector.cpu_bytes_to_use_per_rank is not None:
+            key, available = "cpu_bytes_to_use_per_rank", connector.cpu_bytes_to_use_per_rank * ranks
+        chunk_bytes = block_bytes * ranks
+        least = 2  # its block 0 is a null block
+    else:
         return 0, 0
-    one_copy = -(-block_bytes * connector.block_size_factor // alignment) * alignment
-    chunk_bytes = one_copy * copies
-    chunks = connector.cpu_bytes_to_use // chunk_bytes
-    if chunks < 1:
+    chunks = available // chunk_bytes
+    if chunks < least:
         raise UserError(
-            f"connector.cpu_bytes_to_use: {connector.cpu_bytes_to_use} B: one offloaded block of all ranks takes"
-            f" {chunk_bytes} B, expected room for at least one"
+            f"connector.{key}: {available} B on all ranks: one offloaded block of all ranks takes {chunk_bytes} B,"
+            f" expected room for at least {'one' if least == 1 else 'two'}"
         )
     return chunk_bytes, chunks
 

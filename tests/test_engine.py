@@ -184,11 +184,27 @@ def test_time_that_does_not_pass_is_an_error() -> None:
     """Steps that follow each other at one instant for ever are reported, with what waits for what."""
     clock = Clock()
 
-    class Restless(ScriptedConnector):
-        """Always has work, never any news."""
+    class Eager(SlowWorker):
+        """Always claims that something has finished."""
 
-        def has_pending_work(self) -> bool:
+        def has_finished(self) -> bool:
             return True
+
+    worker = Eager(clock)
+    engine = worker.engine = Engine(
+        clock, make_scheduler(connector=ScriptedConnector({"a": [(None, False)]})), TenPerToken(), worker
+    )
+    arrivals(clock, engine, [(3, make_request("a", "a", out=1))])
+    with pytest.raises(NoProgressError, match=r"no progress at time 3: a holds 0 GPU blocks, needs 1 more"):
+        clock.run(until=10**9)
+
+
+def test_an_engine_without_requests_is_not_watched_for_ever() -> None:
+    """Copies that go on although no request is left end the simulation after a while; an arrival is still served."""
+    clock = Clock()
+    diary = Diary(clock)
+    connector = ScriptedConnector()
+    connector.pending = True
 
     class Eager(SlowWorker):
         """Always claims that something has finished."""
@@ -197,10 +213,11 @@ def test_time_that_does_not_pass_is_an_error() -> None:
             return True
 
     worker = Eager(clock)
-    engine = worker.engine = Engine(clock, make_scheduler(connector=Restless()), TenPerToken(), worker)
-    arrivals(clock, engine, [(3, make_request("a", "a", out=1))])
-    with pytest.raises(NoProgressError, match="no progress at time"):
-        clock.run(until=10**9)
+    engine = worker.engine = Engine(clock, make_scheduler(connector=connector), TenPerToken(), worker, observer=diary)
+    arrivals(clock, engine, [(0, make_request("a", "a", out=1)), (9_000, make_request("b", "b", out=1))])
+    clock.run()
+    assert ("b ended", 9_140) in diary.entries
+    assert clock.now == 9_140
 
 
 def test_batches() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from worlds import TraceBuilder
 
-from kvsim.build import copy_time, shared_speed
 from kvsim.config import RunConfig
+from kvsim.connectors.base import CopyJob
+from kvsim.copy_time import copy_time, num_runs, shared_speed
 from kvsim.errors import UserError
 from kvsim.resolve import ASSUMED, Plan, resolve
 
@@ -29,6 +30,11 @@ def plan(model: str, gpu: str = "h100-sxm", tp: int = 1, **sections: Any) -> Pla
 def cpu(size: str, **more: Any) -> dict[str, Any]:
     """An offloading connector."""
     return {"kind": "offloading", "cpu_bytes_to_use": size, **more}
+
+
+def job(direction: str, blocks: int) -> CopyJob:
+    """A copy of so many blocks that lie side by side."""
+    return CopyJob(0, "load" if direction == "h2d" else "store", list(range(blocks)), list(range(blocks)))
 
 
 def test_vllm_defaults_of_an_h100() -> None:
@@ -60,10 +66,10 @@ def test_replicated_latents_have_one_copy_in_cpu_memory() -> None:
 def test_ranks_take_turns_storing_a_shared_copy() -> None:
     """With one copy each rank stores an eighth of the blocks, but loads all of them."""
     found = plan("deepseek-v3", "h200-sxm", 8, connector=cpu("512GiB"))
-    copy_ns = copy_time(found, "cross_layer")
-    link, block = found.link, found.sizes.block_bytes
-    assert copy_ns("h2d", 800) >= link.copy_ns("h2d", block, 800)
-    assert link.copy_ns("d2h", block, 100) <= copy_ns("d2h", 800) < copy_ns("h2d", 800)
+    copy_ns, link, block = copy_time(found), found.link, found.sizes.block_bytes
+    load, store = copy_ns(job("h2d", 800), "h2d"), copy_ns(job("d2h", 800), "d2h")
+    assert load >= link.copy_ns("h2d", block, 800)
+    assert link.copy_ns("d2h", block, 100) <= store < load
 
 
 def test_kv_heads_are_shared_out_and_every_rank_has_its_copy() -> None:
@@ -99,9 +105,30 @@ def test_given_blocks_are_shared_by_the_groups_like_computed_ones() -> None:
 )
 def test_descriptors_of_a_block(model: str, layout: str, descriptor_bytes: int, pieces: int) -> None:
     """A block is one descriptor, or one per layer and K or V (facts of vLLM's block size table)."""
-    found = plan(model, connector=cpu("50GiB"))
+    found = plan(model, connector=cpu("50GiB", kv_layout=layout))
     expected = found.link.copy_ns("h2d", descriptor_bytes, 10 * pieces)
-    assert copy_time(found, layout)("h2d", 10) == expected
+    assert copy_time(found)(job("h2d", 10), "h2d") == expected
+
+
+def test_simple_cpu_joins_neighbours() -> None:
+    """Blocks that follow each other on both sides are one descriptor per layer: 8 blocks in 2 runs, 64 descriptors."""
+    assert num_runs([4, 5, 6, 9], [1, 2, 3, 4]) == 2
+    assert num_runs([4, 5, 6], [1, 3, 4]) == 2
+    assert num_runs([], []) == 0
+    found = plan("llama-3.1-8b", connector={"kind": "simple_cpu"})
+    two_runs = CopyJob(0, "load", [1, 2, 3, 4, 9, 10, 11, 12], [5, 6, 7, 8, 9, 10, 11, 12])
+    assert copy_time(found)(two_runs, "h2d") == found.link.copy_ns("h2d", 8 * 2 * 2**20 // 64, 64)
+
+
+def test_sizes_of_simple_cpu() -> None:
+    """8 GiB in total by default, the amount per rank wins, and block 0 is a null block."""
+    assert plan("llama-3.1-70b", tp=4, connector={"kind": "simple_cpu"}).sizes.num_cpu_chunks == 8 * 2**30 // (
+        5 * 2**20
+    )
+    each = plan("llama-3.1-70b", tp=4, connector={"kind": "simple_cpu", "cpu_bytes_to_use_per_rank": "10GiB"})
+    assert each.sizes.num_cpu_chunks == 8192
+    with pytest.raises(UserError, match="expected room for at least two"):
+        plan("llama-3.1-8b", connector={"kind": "simple_cpu", "cpu_bytes_to_use": "3MiB"})
 
 
 def test_host_memory_caps_both_directions_together() -> None:

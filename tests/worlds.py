@@ -133,6 +133,9 @@ def random_config(rng: random.Random) -> RunConfig:
             "store_threshold": rng.choice([0, 0, 2]),
             "kv_layout": rng.choice(["cross_layer", "per_layer"]),
         }
+    if rng.random() < 0.2:
+        size = f"{rng.choice([4, 40, 150, 2000]) * 2}MiB"
+        connector = {"kind": "simple_cpu", "cpu_bytes_to_use": size, "lazy_offload": rng.random() < 0.5}
     return config(
         engine=engine,
         connector=connector,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kvsim.connectors.base import CopyJob
 from kvsim.hardware import DuplexLink, LinkDirection, Transfer
 
-CopyTime = Callable[[LinkDirection, int], int]  # (direction, GPU blocks) -> ns alone on the link
+CopyTime = Callable[[CopyJob, LinkDirection], int]  # ns alone on the link
 
 
 class LinkCopier:
@@ -26,7 +26,7 @@ class LinkCopier:
         """Queue the copy behind those of its direction."""
         direction: LinkDirection = "h2d" if job.direction == "load" else "d2h"
         blocks = len(job.gpu_blocks)
-        solo_ns = self._copy_ns(direction, blocks)
+        solo_ns = self._copy_ns(job, direction)
         self._transfers[job] = self._link.submit(direction, solo_ns, blocks * self._block_bytes[direction])
 
     def flush(self, job: CopyJob) -> None:

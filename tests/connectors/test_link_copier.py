@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine_builder import make_request
 
 from kvsim.clock import Clock
+from kvsim.connectors.base import CopyJob
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.offloading import Job
 from kvsim.hardware import DuplexLink
@@ -16,9 +17,9 @@ def test_jobs_on_the_link() -> None:
     asked: list[tuple[str, int]] = []
     link = DuplexLink(env, (1_000_000, 1_000_000))
 
-    def copy_ns(direction: str, blocks: int) -> int:
-        asked.append((direction, blocks))
-        return 10 * blocks
+    def copy_ns(job: CopyJob, direction: str) -> int:
+        asked.append((direction, len(job.gpu_blocks)))
+        return 10 * len(job.gpu_blocks)
 
     copier = LinkCopier(link, copy_ns, block_bytes={"h2d": 64, "d2h": 32})
     r = make_request("r")
