@@ -1,11 +1,19 @@
-# make demo | test | check | lint | bench | clean. Each creates .venv and installs what it needs, once.
+# make demo | test | check | lint | bench | conform-live | clean. Each creates .venv and installs what it needs, once.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := no-offload cpu-lru cpu-arc
 
-.PHONY: demo test check lint bench mutants clean
+# conform-live: releases of vLLM, and what their schedulers import. PyPI's torch brings CUDA along, which is not needed:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu spares the download.
+VERSIONS ?= 0.33.0 0.23.0
+LIVE := .venv-live
+VLLM := .vllm
+LIVE_PACKAGES := torch==2.13.0 "transformers>=5.16.1,<5.21" blake3 cachetools cbor2 cloudpickle einops filelock \
+	msgspec numpy pillow prometheus_client psutil pydantic pyyaml pyzmq regex requests tqdm
+
+.PHONY: demo test check lint bench mutants conform-live clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -41,6 +49,26 @@ mutants: $(VENV)/.test
 bench: $(VENV)/.run
 	$(BIN)/python tests/benchmarks/bench_reference.py --json bench.json
 
+$(LIVE)/.packages: Makefile
+	$(PYTHON) -m venv $(LIVE)
+	$(LIVE)/bin/python -m pip install -qq --disable-pip-version-check $(LIVE_PACKAGES)
+	touch $@
+
+# Only the wheel's Python files are kept.
+$(VLLM)/%/.unpacked: | $(LIVE)/.packages
+	rm -rf $(VLLM)/$* $(VLLM)/wheel-$*
+	$(LIVE)/bin/python -m pip download -qq --disable-pip-version-check --no-deps --dest $(VLLM)/wheel-$* vllm==$*
+	$(LIVE)/bin/python kvsim/conform/live/unpack.py $(VLLM)/wheel-$*/*.whl $(VLLM)/$*
+	rm -rf $(VLLM)/wheel-$*
+	touch $@
+
+# All scenarios, recorded now and compared: make conform-live VERSIONS=0.33.0
+conform-live: $(VENV)/.run $(LIVE)/.packages $(VERSIONS:%=$(VLLM)/%/.unpacked)
+	status=0; for version in $(VERSIONS); do \
+	    $(BIN)/kvsim conform --live tests/golden/scenarios \
+	        --python $(LIVE)/bin/python --vllm-source $(VLLM)/$$version || status=1; \
+	done; exit $$status
+
 clean:
-	rm -rf $(VENV) bench.json runs dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIVE) $(VLLM) bench.json runs dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -91,13 +91,14 @@ class Simulation:
                 offload_prompt_only=config.offload_prompt_only,
                 enable_caching=plan.config.engine.enable_prefix_caching,
             )
-        if isinstance(config, SimpleCPUConnectorConfig) and plan.config.engine.enable_prefix_caching:
+        if isinstance(config, SimpleCPUConnectorConfig):
             return release.simple_cpu_connector(
                 kv.pool,
                 release.block_pool(plan.sizes.num_cpu_chunks),
                 block_size=plan.sizes.block_tokens,
                 lazy=config.lazy_offload,
                 blocks_per_step=2 * -(-plan.limits.max_num_batched_tokens // plan.sizes.block_tokens),
+                enable_caching=plan.config.engine.enable_prefix_caching,
             )
         return None
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvsim import __version__
+from kvsim.cli_conform import conform
 from kvsim.cli_trace import trace_app
 from kvsim.errors import ConfigError, UserError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(trace_app, name="trace")
+app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
 
 
 def _version(wanted: bool) -> None:

@@ -26,6 +26,7 @@ class Release:
     policies: dict[str, type[EvictionPolicy]]
     manager: type[OffloadingManager]
     tiering_manager: type[TieringManager]
+    probing_file_tier: bool  # the file system tier looks for files in the background (async_lookup.py)
     offloading_connector: type[OffloadingConnector]
     offloading_worker: type[OffloadingWorker]
     cpu_chunk_alignment_bytes: int  # a chunk's copy in CPU memory is rounded up to this (kv_offload/cpu/spec.py)
@@ -41,6 +42,7 @@ RELEASES = {
         policies={"lru": LruPolicy, "arc": ArcPolicy},
         manager=OffloadingManager,
         tiering_manager=TieringManager,
+        probing_file_tier=True,
         offloading_connector=OffloadingConnector,
         offloading_worker=OffloadingWorker,
         cpu_chunk_alignment_bytes=4096,
@@ -54,6 +56,7 @@ RELEASES = {
         policies={"lru": LruPolicy023, "arc": ArcPolicy023},
         manager=OffloadingManager023,
         tiering_manager=TieringManager023,
+        probing_file_tier=False,
         offloading_connector=OffloadingConnector023,
         offloading_worker=OffloadingWorker023,
         cpu_chunk_alignment_bytes=1,

@@ -97,9 +97,12 @@ class Scheduler:
         self._end(request, RequestStatus.ABORTED, keep_blocks=keep_blocks)
 
     def has_requests(self) -> bool:
-        """Whether another step is due: requests, ends that nobody has been told of, or work of the connector."""
+        """Whether another step is due: requests, ends that nobody has been told of, or copies to wait for."""
         return bool(
-            self.requests or self._finished or (self.connector is not None and self.connector.has_pending_work())
+            self.requests
+            or self._finished
+            or self._loading_aborted
+            or (self.connector is not None and self.connector.has_pending_work())
         )
 
     # -- one step

@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, on machines of any speed.
+settings.register_profile("kvsim", deadline=None, derandomize=True)
+settings.load_profile("kvsim")
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "tests"))  # for engine_builder, which several folders share

@@ -10,12 +10,12 @@ from typing import Any
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
 from kvsim.conform.recorder import Labels, Record, Recorder
-from kvsim.conform.step_clock import OneTick, SortedReports, Step, StepCopier, StepTier
+from kvsim.conform.step_clock import OneTick, ProbingStepTier, SortedReports, Step, StepCopier, StepTier
 from kvsim.connectors.base import ConnectorWorker, Direction, KVConnector
 from kvsim.engine import Engine
 from kvsim.offload.ledger import Ledger
 from kvsim.releases import RELEASES
-from kvsim.request import Request
+from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import SchedulerLimits
 
 # What the recorder assumes where a scenario says nothing.
@@ -24,8 +24,9 @@ DEFAULTS: dict[str, Any] = {
     "max_model_len": 8192, "policy": "fcfs", "long_prefill_token_threshold": 0, "reserve_full_isl": True,
     "no_prefix_caching": False, "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": True, "store_threshold": 0, "tier": None, "tier_load_delay": 3,
-    "tier_store_delay": 2, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
+    "tier_store_delay": 2, "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
 }  # fmt: skip
+MAX_STEPS = 30_000  # unless a scenario says otherwise, it is cut off after so many steps
 STALL_STEPS = 500  # the recorder stops after so many steps without progress
 
 
@@ -54,7 +55,9 @@ class Conformance:
         scenario: dict[str, Any],
         vllm_version: str,
         order_finished: Callable[[list[Request]], list[Request]] = list,
+        give_up_after: int | None = None,  # as a timed engine does; recordings go on
     ) -> None:
+        self._give_up_after = give_up_after
         self.scenario = scenario
         options = {**scenario["engine"], **scenario.get("connector", {})}
         unknown = options.keys() - DEFAULTS.keys()
@@ -68,9 +71,11 @@ class Conformance:
         self.engine.scheduler.order_finished = order_finished
         specs = scenario["sessions"]
         self._due: dict[int, int] = {}  # session -> step of its next turn
+        self._aborts: dict[int, tuple[int, Request]] = {}  # session -> (step, request)
         self._turn = [0] * len(specs)
         self._tokens: list[int] = [scenario["system_tokens"]] * len(specs)
         self._left = sum(len(spec["turns"]) for spec in specs)
+        self._last_step: int = scenario.get("max_steps", MAX_STEPS)
         self._deadlock = self._stopping = False
         self._stop = self.env.event()
 
@@ -94,7 +99,14 @@ class Conformance:
         )
         recorder.scheduler = release.scheduler(limits, kv, connector, on_lookup=recorder.on_lookup)
         return Engine(
-            self.env, recorder.scheduler, OneTick(), worker, observer=recorder, empty_step=1, check_every_step=True
+            self.env,
+            recorder.scheduler,
+            OneTick(),
+            worker,
+            observer=recorder,
+            empty_step=1,
+            give_up_after=self._give_up_after,
+            check_every_step=True,
         )
 
     def _connector(self, kv: KVCacheManager) -> tuple[KVConnector | None, ConnectorWorker | None]:
@@ -118,24 +130,33 @@ class Conformance:
             block_size=o["block_size"],
             lazy=o["lazy"],
             blocks_per_step=2 * -(-o["max_num_batched_tokens"] // o["block_size"]),
+            enable_caching=not o["no_prefix_caching"],
         )
         return simple, SortedReports(release.simple_cpu_worker(copier))
 
     def _ledger(self) -> Ledger:
         o, release = self.options, self.release
-        threshold = 0 if o["tier"] else o["store_threshold"]  # vLLM refuses a threshold with tiers
+        delays: list[dict[Direction, int]] = [
+            {"load": tier["load_delay"], "store": tier["store_delay"]} for tier in o["tiers"] or ()
+        ]
+        if o["tier"]:
+            delays.append({"load": o["tier_load_delay"], "store": o["tier_store_delay"]})
+        threshold = 0 if delays else o["store_threshold"]  # vLLM refuses a threshold with tiers
         policy = release.policies[o["cpu_policy"]]
         primary = release.manager(o["cpu_blocks"], policy, threshold, self.recorder.on_cpu_evict)
-        if not o["tier"]:
+        if not delays:
             return primary
-        tier = StepTier(self.recorder.step, {"load": o["tier_load_delay"], "store": o["tier_store_delay"]})
-        return release.tiering_manager(primary, [tier])
+        kind = ProbingStepTier if o["tier"] == "fs" and release.probing_file_tier else StepTier
+        return release.tiering_manager(primary, [kind(self.recorder.step, each) for each in delays])
 
     def run(self) -> tuple[list[Record], bool]:
         """Records of all executed steps, and whether the recorder would have called it a deadlock."""
         self.recorder.after_step = self._after_step
         for i, spec in enumerate(self.scenario["sessions"]):
             self._set_due(i, spec["start_step"])
+        cut = self.env.at(self._last_step)  # nothing arrives any more
+        assert cut.callbacks is not None
+        cut.callbacks.append(lambda _event: self._stop_after_drain())
         self.env.run(until=self._stop)
         return self.recorder.records, self._deadlock
 
@@ -153,12 +174,29 @@ class Conformance:
         event.callbacks.append(lambda _event: action())
 
     def _arrivals(self) -> None:
-        """Everything due now arrives, in session order."""
+        """Everything due now arrives, in session order; nothing once the scenario is being stopped."""
+        if self._stopping:
+            return
         for i in sorted(i for i, step in self._due.items() if step <= self.env.now):
             del self._due[i]
-            ended = self.engine.submit(self._next_turn(i))
+            request = self._next_turn(i)
+            ended = self.engine.submit(request)
             assert ended.callbacks is not None
-            ended.callbacks.append(partial(self._turn_ended, i))
+            ended.callbacks.append(partial(self._turn_ended, i, request))
+            steps = dict(self.scenario["sessions"][i].get("abort", ())).get(self._turn[i])
+            if steps is not None:
+                self._set_abort(i, request, self.env.now + steps)
+
+    def _set_abort(self, session: int, request: Request, step: int) -> None:
+        """The client will go in this step, behind its arrivals, before its decisions."""
+        self._aborts[session] = (step, request)
+        at = self.env.timeout(step - self.env.now)
+        assert at.callbacks is not None
+        at.callbacks.append(lambda _event: self._then(self._abort_due))
+
+    def _abort_due(self) -> None:
+        for i in sorted(i for i, (step, _) in self._aborts.items() if step <= self.env.now):
+            self.engine.abort(self._aborts.pop(i)[1])
 
     def _next_turn(self, session: int) -> Request:
         spec, size = self.scenario["sessions"][session], self.options["block_size"]
@@ -173,25 +211,32 @@ class Conformance:
             priority=spec.get("priority", 0), arrival=self.env.now,
         )  # fmt: skip
 
-    def _turn_ended(self, session: int, _event: object) -> None:
-        """A turn that ends in step s is followed by the next at s + 1 + think_steps; the clock says s + 1 now."""
+    def _turn_ended(self, session: int, request: Request, _event: object) -> None:
+        """A turn that ends in step s is followed by the next at s + 1 + think_steps.
+
+        The clock says s + 1 at the end of a step, and s when a request is aborted before its decisions.
+        """
+        after = self.env.now + (request.status is RequestStatus.ABORTED)
+        self._aborts.pop(session, None)
+        self.recorder.last_progress = max(self.recorder.last_progress, after)
         self._left -= 1
         self._turn[session] += 1
         if self._turn[session] < len(self.scenario["sessions"][session]["turns"]):
-            self._set_due(session, self.env.now + self.scenario["think_steps"])
+            self._set_due(session, after + self.scenario["think_steps"])
         if not self._left:
-            self._stop_after_drain()
+            self._stop_after_drain(after - self.env.now)
 
     def _after_step(self) -> None:
-        if self._left and not self._due and self.env.now - self.recorder.last_progress > STALL_STEPS:
+        stalled = self.env.now - self.recorder.last_progress > STALL_STEPS
+        if self._left and not (self._due or self._aborts) and stalled and self.env.now <= self._last_step:
             self._deadlock = True
             self._stop_after_drain()
 
-    def _stop_after_drain(self) -> None:
+    def _stop_after_drain(self, extra: int = 0) -> None:
         """A few more steps are recorded. The stop comes after everything else of its instant."""
         if not self._stopping:
             self._stopping = True
-            drained = self.env.at(self.options["drain"], SCHEDULE_PRIORITY + 1)
+            drained = self.env.at(self.options["drain"] + extra, SCHEDULE_PRIORITY + 1)
             assert drained.callbacks is not None
             drained.callbacks.append(self._end)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, CopyJob, Direction, WorkerOutput
-from kvsim.offload.tiering import TierJob
+from kvsim.offload.tiering import Answer, TierJob
 
 
 class OneTick:
@@ -72,9 +72,15 @@ class StepTier:
         self._present: set[int] = set()
         self._jobs: list[tuple[int, Direction, Sequence[int]]] = []  # (ready step, direction, keys)
 
-    def has(self, key: int) -> bool:
+    def lookup(self, key: int, request_id: str) -> Answer:
         """Whether the chunk is here."""
-        return key in self._present
+        return Answer.HIT if key in self._present else Answer.MISS
+
+    def on_schedule_end(self) -> None:
+        """Nothing to find out."""
+
+    def on_request_finished(self, request_id: str) -> None:
+        """Nothing to forget."""
 
     def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
         """Start moving; in order per direction."""
@@ -94,6 +100,57 @@ class StepTier:
     def is_idle(self) -> bool:
         """Nothing in flight."""
         return not self._jobs
+
+
+class ProbingStepTier(StepTier):
+    """A tier that looks in the background: what is asked in a step is known in the next one.
+
+    An answer is remembered until the last request that asked for it is over, even if the chunk arrives meanwhile.
+    Rules: vLLM 0.33.0 v1/kv_offload/tiering/async_lookup.py.
+    """
+
+    def __init__(self, step: Step, delays: dict[Direction, int]) -> None:
+        super().__init__(step, delays)
+        self._answers: dict[int, bool | None] = {}  # None = asked, not known yet
+        self._asked_by: dict[int, set[str]] = {}
+        self._keys_of: dict[str, list[int]] = {}
+        self._batch: list[int] = []  # asked in this step
+        self._found: list[tuple[int, bool]] = []  # by the background, not picked up yet
+
+    def lookup(self, key: int, request_id: str) -> Answer:
+        """The remembered answer, or RETRY."""
+        self._pick_up()
+        if key not in self._answers:
+            self._answers[key] = None
+            self._asked_by[key] = set()
+            self._batch.append(key)
+        if request_id not in self._asked_by[key]:
+            self._asked_by[key].add(request_id)
+            self._keys_of.setdefault(request_id, []).append(key)
+        answer = self._answers[key]
+        return Answer.RETRY if answer is None else Answer.HIT if answer else Answer.MISS
+
+    def on_schedule_end(self) -> None:
+        """The background looks for what was asked in this step."""
+        self._pick_up()
+        self._found = [(key, key in self._present) for key in self._batch if key in self._answers]
+        self._batch = []
+
+    def on_request_finished(self, request_id: str) -> None:
+        """Forget what nobody else has asked for, unless the background is looking for it."""
+        looking = {key for key, _ in self._found}
+        for key in self._keys_of.pop(request_id, ()):
+            self._asked_by[key].discard(request_id)
+            if not self._asked_by[key] and key not in looking:
+                del self._answers[key], self._asked_by[key]
+
+    def _pick_up(self) -> None:
+        for key, found in self._found:
+            if self._asked_by[key]:
+                self._answers[key] = found
+            else:
+                del self._answers[key], self._asked_by[key]
+        self._found = []
 
 
 class SortedReports:

@@ -114,10 +114,10 @@ class OffloadingConnector(KVConnector):
         if last * chunk - local < chunk:
             return 0
         hit = self.manager.lookup_prefix(context, first, last)
-        if hit.chunks == 0:
-            return 0
         if hit.pending:
             return None
+        if hit.chunks == 0:
+            return 0
         tokens = (first + hit.chunks) * chunk - local
         if tokens < chunk:
             return 0
@@ -242,7 +242,7 @@ class OffloadingConnector(KVConnector):
             job = self._jobs.pop(job_id)
             state = self._states[job.request]
             if job.direction == "store":
-                self.manager.complete_store(job.keys)
+                self.manager.complete_store(job.keys, state.context)
                 if job.request.is_finished:
                     self._unwatch(job)
             else:

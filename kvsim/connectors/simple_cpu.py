@@ -55,12 +55,16 @@ class SimpleCPUOffloadConnector(KVConnector):
         cpu: pool of the CPU side; its block 0 is a null block, too.
         lazy: see above.
         blocks_per_step: lazy mode looks at so many free GPU blocks per step (vLLM: twice the token budget's blocks).
+        enable_caching: the engine's prefix cache is on; without it nothing is stored and nothing has to be flushed.
     """
 
     lookups_are_pure = False  # each one moves the pin of the last
 
-    def __init__(self, gpu: BlockPool, cpu: BlockPool, *, block_size: int, lazy: bool, blocks_per_step: int) -> None:
+    def __init__(
+        self, gpu: BlockPool, cpu: BlockPool, *, block_size: int, lazy: bool, blocks_per_step: int, enable_caching: bool
+    ) -> None:
         self.gpu, self.cpu, self.block_size, self.lazy = gpu, cpu, block_size, lazy
+        self.enable_caching = enable_caching
         self.num_load_jobs = self.num_store_jobs = 0
         self._blocks_per_step = blocks_per_step
         self._pins: dict[Request, list[int]] = {}  # CPU blocks pinned between lookup and allocation
@@ -115,7 +119,7 @@ class SimpleCPUOffloadConnector(KVConnector):
 
     def build_connector_meta(self, output: SchedulerOutput) -> SimpleCPUMeta:
         """Stores first, then loads; each direction numbers its own events."""
-        meta = SimpleCPUMeta(need_flush=bool(output.preempted))
+        meta = SimpleCPUMeta(need_flush=self.enable_caching and bool(output.preempted))
         gpu, cpu, requests = self._plan_stores(output)
         if gpu:
             meta.store_event, meta.store = self.num_store_jobs, (gpu, cpu)
@@ -171,6 +175,11 @@ class SimpleCPUOffloadConnector(KVConnector):
 
     def _select(self, stores: _Stores, table: Sequence[int]) -> list[int]:
         """Blocks computed before this step that are worth a copy, as far as the CPU has room; moves the cursor."""
+        if not self.cpu.num_free:
+            return []  # and the cursor stays: what another request is storing now is looked at again
+        return self._scan(stores, table)
+
+    def _scan(self, stores: _Stores, table: Sequence[int]) -> list[int]:
         gpu: list[int] = []
         computed = stores.request.num_computed_tokens // self.block_size
         for block in table[stores.num_stored : computed]:
@@ -270,7 +279,10 @@ class SimpleCPUOffloadConnector(KVConnector):
 
 
 class SimpleCPUOffloadConnector023(SimpleCPUOffloadConnector):
-    """0.23.0: nothing is stored at a request's end, and nothing keeps the engine stepping."""
+    """0.23.0: nothing is stored at a request's end, nothing keeps the engine stepping, a full CPU is scanned for."""
+
+    def _select(self, stores: _Stores, table: Sequence[int]) -> list[int]:
+        return self._scan(stores, table)
 
     def request_finished(self, request: Request, table: list[int]) -> None:
         self._forget(request, self._stores.get(request))

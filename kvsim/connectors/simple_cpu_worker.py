@@ -69,7 +69,8 @@ class SimpleCPUOffloadWorker:
             output.received += job.requests
         ready = {job.job_id for job in self._take_done(self._stores)}
         output.jobs = [number for number in self._open_stores if number in ready]
-        self._open_stores.difference_update(output.jobs)
+        for number in output.jobs:
+            self._open_stores.discard(number)  # difference_update() may shrink the set, which vLLM never does
         return output
 
     def _take_done(self, queue: deque[_EventJob]) -> list[_EventJob]:

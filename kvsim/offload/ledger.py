@@ -10,7 +10,7 @@ from kvsim.offload.context import RequestContext
 
 
 class PrefixHit(NamedTuple):
-    """``chunks`` leading chunks are there; ``pending`` = not all of them can be read yet: ask again later."""
+    """``chunks`` leading chunks are there; ``pending`` = the answer is not final yet: ask again later."""
 
     chunks: int
     pending: bool
@@ -62,8 +62,8 @@ class Ledger(ABC):
         """
 
     @abstractmethod
-    def complete_store(self, keys: Sequence[int]) -> None:
-        """The copies are written: readable, and evictable."""
+    def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:
+        """The copies are written: readable, and evictable. ``context``: whose store it was, if a request's."""
 
     @abstractmethod
     def on_request_finished(self, context: RequestContext) -> None:

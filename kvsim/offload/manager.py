@@ -118,7 +118,7 @@ class OffloadingManager(Ledger):
             return None
         return StorePlan(todo, self._insert(context, todo))
 
-    def complete_store(self, keys: Sequence[int]) -> None:
+    def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:
         for key in keys:
             slot = self.slots[key]
             if slot.ref_count >= 0:

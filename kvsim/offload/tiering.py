@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Literal, Protocol
 
 from kvsim.offload.context import RequestContext
@@ -12,11 +13,27 @@ from kvsim.offload.manager import OffloadingManager
 TierJob = tuple[Literal["load", "store"], Sequence[int]]  # what has finished, and its keys
 
 
+class Answer(Enum):
+    """What a tier says about a chunk."""
+
+    HIT = "it can be loaded"
+    MISS = "it is not here"
+    RETRY = "not known yet"
+
+
 class SecondaryTier(Protocol):
     """Storage behind the primary: it reads and writes CPU memory, never the GPU's."""
 
-    def has(self, key: int) -> bool:
-        """Whether the chunk can be loaded from here."""
+    def lookup(self, key: int, request_id: str) -> Answer:
+        """Whether the chunk can be loaded from here. A tier that has to find out says so and is asked again."""
+        ...
+
+    def on_schedule_end(self) -> None:
+        """The step's decisions are made: time to find out."""
+        ...
+
+    def on_request_finished(self, request_id: str) -> None:
+        """The request is over, and its stores are all here or on their way."""
         ...
 
     def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
@@ -48,6 +65,8 @@ class TieringManager(Ledger):
         self.primary, self.tiers = primary, tiers
         self._polled = False  # in this step
         self._promotions: dict[tuple[int, str], list[int]] = {}  # (tier, request) -> keys, in order of first promotion
+        self._open_stores: dict[str, int] = {}  # request -> stores that have still to be cascaded
+        self._finished: set[str] = set()  # ended, but with open stores; never iterated
 
     @property
     def epoch(self) -> int:
@@ -72,27 +91,32 @@ class TieringManager(Ledger):
 
     def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
         self._poll_once()
-        pending = False
+        chunks, pending = 0, False
         for position in range(first, last):
             hit = self.primary.lookup_prefix(context, position, position + 1)
             if hit.chunks:
+                answer = Answer.HIT
                 pending |= hit.pending
-            elif self._promote(context, position):
-                pending = True
             else:
-                return PrefixHit(position - first, pending)
-        return PrefixHit(max(last - first, 0), pending)
+                answer = self._promote(context, position)
+                pending |= answer is not Answer.MISS
+            if answer is Answer.MISS:
+                break
+            chunks += answer is Answer.HIT  # RETRY: go on, so that the tiers find out about the rest as well
+        return PrefixHit(chunks, pending)
 
-    def _promote(self, context: RequestContext, position: int) -> bool:
-        """Find the chunk in a tier and reserve its slot; False: nobody has it, or the primary is full of pins."""
-        key = context.keys[position]
+    def _promote(self, context: RequestContext, position: int) -> Answer:
+        """Find the chunk in a tier and reserve its slot. MISS: nobody has it, or the primary is full of pins."""
+        key, unknown = context.keys[position], False
         for number, tier in enumerate(self.tiers):
-            if tier.has(key):
+            answer = tier.lookup(key, context.request_id)
+            if answer is Answer.HIT:
                 if self.primary.prepare_store(context, position, position + 1) is None:
-                    return False
+                    return Answer.MISS
                 self._promotions.setdefault((number, context.request_id), []).append(key)
-                return True
-        return False
+                return Answer.HIT
+            unknown |= answer is Answer.RETRY
+        return Answer.RETRY if unknown else Answer.MISS
 
     def touch(self, context: RequestContext) -> None:
         self.primary.touch(context)
@@ -105,16 +129,35 @@ class TieringManager(Ledger):
 
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
         self._poll()
-        return self.primary.prepare_store(context, first, last)
+        return self._count(context, self.primary.prepare_store(context, first, last))
 
-    def complete_store(self, keys: Sequence[int]) -> None:
+    def _count(self, context: RequestContext, plan: StorePlan | None) -> StorePlan | None:
+        if plan is not None and plan.positions:
+            self._open_stores[context.request_id] = self._open_stores.get(context.request_id, 0) + 1
+        return plan
+
+    def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:
         self.primary.complete_store(keys)
         for tier in self.tiers:  # all keys, also those that the tier has
             self.primary.pin(keys)
             tier.submit("store", keys)
+        if context is not None:
+            left = self._open_stores.pop(context.request_id) - 1
+            if left:
+                self._open_stores[context.request_id] = left
+            self._tell_tiers_if_over(context.request_id)
 
     def on_request_finished(self, context: RequestContext) -> None:
         self.primary.on_request_finished(context)
+        self._finished.add(context.request_id)
+        self._tell_tiers_if_over(context.request_id)
+
+    def _tell_tiers_if_over(self, request_id: str) -> None:
+        """A request is over for the tiers when it has ended and no store of it can reach them any more."""
+        if request_id in self._finished and request_id not in self._open_stores:
+            self._finished.remove(request_id)
+            for tier in self.tiers:
+                tier.on_request_finished(request_id)
 
     def on_schedule_end(self) -> None:
         """The step's last call: submit the promotions; the next step polls afresh."""
@@ -123,6 +166,8 @@ class TieringManager(Ledger):
         for (number, _request), keys in self._promotions.items():
             self.tiers[number].submit("load", keys)
         self._promotions = {}
+        for tier in self.tiers:
+            tier.on_schedule_end()
 
     def has_pending_work(self) -> bool:
         return not all(tier.is_idle() for tier in self.tiers)
@@ -157,4 +202,4 @@ class TieringManager023(TieringManager):
 
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
         self._poll_once()
-        return self.primary.prepare_store(context, first, last)
+        return self._count(context, self.primary.prepare_store(context, first, last))

@@ -83,7 +83,9 @@ CASES: dict[str, list[str]] = {
     "unclosed_brace": [":2:6: is not valid YAML", "inside the bracket that opens on line 1"],
     "unknown_key": [":5: unknown key engine.max_num_batched_token, did you mean max_num_batched_tokens?"],
     "unknown_key_nothing_close": [":4: unknown key engine.temperature, expected in engine: kind, vllm_version"],
-    "unknown_kind": [":4: connector.kind: expected one of none, offloading, simple_cpu, found 'ofloading', did you mean off"],
+    "unknown_kind": [
+        ":4: connector.kind: expected one of none, offloading, simple_cpu, found 'ofloading', did you mean off"
+    ],
     "unknown_policy": [":6: connector.eviction_policy: expected one of lru, arc, found 'lfu', did you mean lru?"],
     "unknown_top_key": [":3: unknown key conector, did you mean connector? (in the top level)"],
     "utilization_percent": [":4: engine.gpu_memory_utilization: expected at most 1, found 92"],

@@ -1,0 +1,108 @@
+"""One scenario on the reference engine, compared with its recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvsim.conform.compare import Difference, Record, first_difference
+from kvsim.conform.files import Recording
+from kvsim.conform.scenario import Conformance
+from kvsim.errors import UserError
+from kvsim.releases import RELEASES
+from kvsim.request import Request
+
+CONTEXT_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the comparison of one scenario found. Equal if there is no difference."""
+
+    name: str
+    vllm: str  # version that was recorded
+    profile: str  # version that ours followed
+    steps: int  # equal ones, from the first
+    difference: Difference | None = None
+    context: list[Record] = field(default_factory=list)  # the last equal steps
+    deadlock: bool = False  # both made no progress any more
+    reordered: int = 0  # steps in which a set's order was not the order of finishing
+    failure: str = ""  # ours broke off with this error
+
+
+class SetOrder:
+    """Finished requests in the order in which vLLM 0.33.0 commits them: that of a set of their ids.
+
+    The order depends on PYTHONHASHSEED. vLLM: v1/core/sched/scheduler.py collects `finished_req_ids` one by one,
+    and the offloading connector's scheduler side iterates over that set.
+    """
+
+    def __init__(self) -> None:
+        self.reordered = 0
+
+    def __call__(self, finished: list[Request]) -> list[Request]:
+        """The requests in the set's order."""
+        by_id = {request.request_id: request for request in finished}
+        ids: set[str] = set()
+        for request_id in by_id:  # one by one: a set made in one go may have another size, and so another order
+            ids.add(request_id)
+        ordered = [by_id[request_id] for request_id in ids]
+        self.reordered += ordered != finished
+        return ordered
+
+
+def check(name: str, scenario: dict[str, Any], recording: Recording, *, profile: str, finish_order: bool) -> Outcome:
+    """Run the scenario and compare every field of every step.
+
+    Args:
+        name: of the pair, for reports.
+        scenario: as `kvsim.conform.files.check_scenario` lets pass.
+        recording: what vLLM did.
+        profile: a key of `kvsim.releases.RELEASES`.
+        finish_order: commit finished requests in the order of finishing, not in that of vLLM's set.
+    """
+    order = SetOrder()
+    ordering: Callable[[list[Request]], list[Request]] = list if finish_order else order
+    world = Conformance(scenario, profile, ordering)
+    failure, deadlock = "", False
+    try:
+        ours, deadlock = world.run()
+    except Exception as error:  # noqa: BLE001 - whatever breaks our engine is a finding about this scenario
+        failure, ours = f"{type(error).__name__}: {error}", world.recorder.records
+    theirs = recording.records
+    difference = first_difference(theirs, ours)
+    if difference is None and (failure or deadlock != recording.deadlock):
+        last = theirs[-1]["step"] if theirs else 0
+        difference = Difference(last, len(theirs), {"deadlock": (recording.deadlock, failure or deadlock)})
+    equal = len(theirs) if difference is None else difference.index
+    context = theirs[max(0, equal - CONTEXT_STEPS) : equal] if difference else []
+    return Outcome(
+        name, recording.vllm, profile, equal, difference, context, deadlock, order.reordered, failure
+    )  # fmt: skip
+
+
+def profile_for(vllm_version: str, *, nearest: bool = False) -> str:
+    """The release that a version is compared under.
+
+    Args:
+        vllm_version: as the recording says.
+        nearest: take the closest known release if there is none of that name.
+
+    Raises:
+        UserError: there is no such release.
+    """
+    if vllm_version in RELEASES:
+        return vllm_version
+    if nearest:
+        number = _number(vllm_version)
+        newest = max(RELEASES, key=_number)
+        return min(RELEASES, key=lambda known: abs(_number(known) - number)) if number else newest
+    raise UserError(f"vLLM {vllm_version} has no release profile, expected one of {', '.join(RELEASES)}")
+
+
+def _number(version: str) -> int:
+    """Versions in order: 0.33.1 is 33001. 0 for what says nothing, such as a build from source."""
+    parts = [int("".join(filter(str.isdigit, part)) or 0) for part in version.partition("+")[0].split(".")[:3]]
+    major, minor, patch = (*parts, *[0] * (3 - len(parts)))
+    return major * 1_000_000 + minor * 1000 + patch

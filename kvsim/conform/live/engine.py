@@ -1,0 +1,272 @@
+"""vLLM's own scheduler, KV cache manager and connector, driven step by step and observed, without a model."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from copies import CLOCK
+from settings import Options, kv_cache_config, vllm_config
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+Record = dict[str, Any]
+_HASH_BYTES = 16
+_ROOT = b"root"
+
+
+def block_hash(previous: bytes | None, tokens: Sequence[int]) -> bytes:
+    """Hash of a block; in the place of vLLM's, so that contents can be named."""
+    digest = hashlib.blake2b(previous or _ROOT, digest_size=_HASH_BYTES)
+    digest.update(b",".join(b"%d" % token for token in tokens))
+    return digest.digest()
+
+
+class RealEngine:
+    """One engine. `step` gives the step's record, or None for a step in which vLLM does not schedule.
+
+    Args:
+        options: as `settings.options_of` gives them.
+        name_of: name of a block's content, by its hash.
+        files: folder for the file system tier.
+    """
+
+    def __init__(self, options: Options, name_of: Callable[[bytes], str], files: str) -> None:
+        CLOCK.step = 0
+        self._name_of = name_of
+        config, cache = vllm_config(options, files), kv_cache_config(options)
+        self._block_size: int = options["block_size"]
+        self.scheduler: Any = Scheduler(
+            vllm_config=config,
+            kv_cache_config=cache,
+            log_stats=True,
+            block_size=options["block_size"],
+            structured_output_manager=StructuredOutputManager(config),
+        )
+        self.totals: Counter[str] = Counter()
+        self._log: dict[str, list[Any]] = {name: [] for name in ("preempted", "evicted", "lookup", "cpu", "dma")}
+        self._worker: Any = None
+        if options["connector"] is not None:
+            from worker import Worker
+
+            self._worker = Worker(config, cache, options, self._log["dma"])
+        self._outputs: dict[str, list[int]] = {}  # tokens that a request will generate
+        self._sampled: dict[str, int] = {}
+        self._observe()
+        if options["tier"] == "fs":
+            from tier import without_threads
+
+            for secondary in self._manager.secondary_tiers:
+                without_threads(secondary, options["tier_load_delay"], options["tier_store_delay"])
+
+    def add(self, request_id: str, prompt: Sequence[int], output: Sequence[int], priority: int) -> None:
+        """A request arrives."""
+        self._outputs[request_id], self._sampled[request_id] = list(output), 0
+        eos = {"eos_token_id": None} if "eos_token_id" in inspect.signature(Request.__init__).parameters else {}
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=len(output), ignore_eos=True, temperature=0.0),
+            pooling_params=None,
+            block_hasher=self._hash_new_blocks,
+            priority=priority,
+            arrival_time=float(CLOCK.step),
+            **eos,
+        )
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """The client has gone."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> Record | None:
+        """One iteration of vLLM's engine core: v1/engine/core.py, `step`."""
+        if not self.scheduler.has_requests():
+            CLOCK.step += 1
+            return None
+        for entries in self._log.values():
+            entries.clear()
+        output = self.scheduler.schedule()
+        report = self._worker.execute(output) if self._worker else None
+        record = self._describe(output)
+        record["finished"] = self._update(output, report)
+        record["kvout"] = _describe_report(report)
+        record["free_after"] = self._pool.get_num_free_blocks()
+        CLOCK.step += 1
+        self.totals["steps"] += 1
+        self.totals["scheduled_tokens"] += output.total_num_scheduled_tokens
+        self.totals["preemptions"] += len(self._log["preempted"])
+        self.totals["gpu_evictions"] += len(self._log["evicted"])
+        return record
+
+    def shutdown(self) -> None:
+        """Release threads and files."""
+        self.scheduler.shutdown()
+
+    def _hash_new_blocks(self, request: Any) -> list[bytes]:
+        size, first = self._block_size, len(request.block_hashes)
+        previous = request.block_hashes[-1] if first else None
+        hashes = []
+        for index in range(first, request.num_tokens // size):
+            previous = block_hash(previous, request.all_token_ids[index * size : (index + 1) * size])
+            hashes.append(previous)
+        return hashes
+
+    def _update(self, output: Any, report: Any) -> list[str]:
+        """Sample a token where a prompt is complete; ids of what has finished."""
+        request_ids = list(output.num_scheduled_tokens)
+        model_output = ModelRunnerOutput(
+            req_ids=request_ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+            sampled_token_ids=[self._sample(request_id) for request_id in request_ids],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        model_output.kv_connector_output = report
+        by_client = self.scheduler.update_from_output(output, model_output)
+        return [
+            answer.request_id
+            for answers in by_client.values()
+            for answer in answers.outputs
+            if answer.finish_reason is not None
+        ]
+
+    def _sample(self, request_id: str) -> list[int]:
+        request = self.scheduler.requests[request_id]
+        # schedule() has counted this step's tokens already.
+        if request.num_computed_tokens < request.num_tokens or getattr(request, "is_prefill_chunk", False):
+            return []
+        position = self._sampled[request_id]
+        self._sampled[request_id] = position + 1
+        return [self._outputs[request_id][position]]
+
+    def _observe(self) -> None:
+        """Wrap what is to be seen; nothing behaves differently."""
+        scheduler, log = self.scheduler, self._log
+        kv_cache = scheduler.kv_cache_manager
+        self._pool = kv_cache.block_pool
+
+        def on_evict(call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
+            content = block.block_hash
+            evicted = call(block, *args, **kwargs)
+            if evicted:
+                log["evicted"].append([block.block_id, self._name(content)])
+            return evicted
+
+        def on_preempt(call: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            log["preempted"].append(request.request_id)
+            return call(request, *args, **kwargs)
+
+        def on_local_lookup(call: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            found = call(request, *args, **kwargs)
+            log["lookup"].append([request.request_id, found[1], None, None])
+            return found
+
+        def on_external_lookup(call: Any, request: Any, num_computed_tokens: int) -> Any:
+            found = call(request, num_computed_tokens)
+            lookups = log["lookup"]
+            if lookups and lookups[-1][0] == request.request_id:
+                lookups[-1][2:] = [found[0], found[1]]
+            else:
+                lookups.append([request.request_id, num_computed_tokens, found[0], found[1]])
+            return found
+
+        def on_cpu_evict(call: Any, count: int, *args: Any, **kwargs: Any) -> Any:
+            evicted = call(count, *args, **kwargs)
+            names = None if evicted is None else [self._name(entry[0]) for entry in evicted]
+            log["cpu"].append(["evict", count, names])
+            return evicted
+
+        _wrap(self._pool, "_maybe_evict_cached_block", on_evict)
+        _wrap(scheduler, "_preempt_request", on_preempt)
+        _wrap(kv_cache, "get_computed_blocks", on_local_lookup)
+        if scheduler.connector is not None:
+            _wrap(scheduler.connector, "get_num_new_matched_tokens", on_external_lookup)
+            side = getattr(scheduler.connector, "connector_scheduler", None)
+            self._manager: Any = getattr(side, "manager", None)
+            policy = getattr(getattr(self._manager, "primary_tier", self._manager), "_policy", None)
+            if policy is not None:
+                _wrap(policy, "evict", on_cpu_evict)
+
+    def _name(self, content: Any) -> str | None:
+        return self._name_of(bytes(content)[:_HASH_BYTES]) if content else None
+
+    def _describe(self, output: Any) -> Record:
+        scheduler, cached = self.scheduler, output.scheduled_cached_reqs
+        blocks = {new.req_id: list(new.block_ids[0]) for new in output.scheduled_new_reqs}
+        for request_id, gained in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if gained is not None:
+                blocks[request_id] = list(gained[0])
+        skipped = _ids(getattr(scheduler, "skipped_waiting", None))
+        record = {
+            "step": CLOCK.step,
+            "sched": dict(output.num_scheduled_tokens),
+            "new": [new.req_id for new in output.scheduled_new_reqs],
+            "resumed": sorted(getattr(cached, "resumed_req_ids", ()) or ()),
+            "preempted": list(self._log["preempted"]),
+            "finished_prev": sorted(output.finished_req_ids),
+            "computed": {name: scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens},
+            "lookup": [list(entry) for entry in self._log["lookup"]],
+            "running": _ids(scheduler.running),
+            "waiting": _ids(scheduler.waiting),
+            "skipped": skipped or _ids(getattr(scheduler, "kv_holding_waiting", None)),
+            "deferred": sorted(request.request_id for request in getattr(scheduler, "deferred_waiting", ())),
+            "new_blocks": blocks,
+            "evicted": list(self._log["evicted"]),
+            "free": self._pool.get_num_free_blocks(),
+        }
+        if self._worker:
+            record["dma"] = [list(entry) for entry in self._log["dma"]]
+            record["cpu"] = list(self._log["cpu"])
+            record["meta"] = _describe_meta(output.kv_connector_metadata)
+        return record
+
+
+def _wrap(owner: Any, name: str, observed: Callable[..., Any]) -> None:
+    """Have `observed` called with the method and what the method was called with."""
+    call = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: observed(call, *args, **kwargs))
+
+
+def _ids(requests: Any) -> list[str]:
+    return [] if requests is None else [request.request_id for request in requests]
+
+
+def _describe_meta(meta: Any) -> Record:
+    found: Record = {}
+    for name in ("load_jobs", "store_jobs"):
+        jobs = getattr(meta, name, None)
+        if jobs is not None:
+            found[name] = {str(job_id): job.req_id for job_id, job in jobs.items()}
+    for name in ("reqs_to_load", "reqs_to_store"):
+        requests = getattr(meta, name, None)
+        if requests is not None:
+            found[name] = list(requests)
+    for name in ("jobs_to_flush", "reqs_to_flush"):
+        flushed = getattr(meta, name, None)
+        if flushed:
+            found[name] = sorted(flushed)
+    for name in ("load_event", "store_event", "need_flush"):
+        value = getattr(meta, name, None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _describe_report(report: Any) -> Record | None:
+    if report is None:
+        return None
+    meta = report.kv_connector_worker_meta
+    jobs = getattr(meta, "completed_jobs", None) or getattr(meta, "completed_store_events", None) or ()
+    return {
+        "recv": sorted(report.finished_recving or ()),
+        "send": sorted(report.finished_sending or ()),
+        "jobs": sorted(jobs),
+    }

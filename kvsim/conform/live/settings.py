@@ -1,0 +1,138 @@
+"""A scenario's options as vLLM's own config objects, with the cache of a model of one small layer."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+MODEL = str(Path(__file__).resolve().parent / "tinymodel")
+TOKEN_BYTES = 256  # one layer, one KV head of 64 values, K and V, 2 bytes each
+
+Options = dict[str, Any]
+
+# What holds where a scenario says nothing.
+DEFAULTS: Options = {
+    "num_gpu_blocks": 700, "block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 8,
+    "max_model_len": 8192, "policy": "fcfs", "long_prefill_token_threshold": 0, "reserve_full_isl": True,
+    "no_prefix_caching": False, "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
+    "offload_prompt_only": None, "store_threshold": 0, "tier": None, "tier_load_delay": 3, "tier_store_delay": 2,
+    "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
+}  # fmt: skip
+
+
+def options_of(scenario: dict[str, Any]) -> Options:
+    """Engine and connector options of a scenario, with the defaults."""
+    given = {**scenario["engine"], **scenario.get("connector", {})}
+    return DEFAULTS | {name: value for name, value in given.items() if value is not None}
+
+
+def vllm_config(options: Options, files: str) -> VllmConfig:
+    """Everything but the cache. `files` is a folder for the file system tier."""
+    model = ModelConfig(
+        model=MODEL,
+        tokenizer=MODEL,
+        skip_tokenizer_init=True,
+        dtype="float16",
+        seed=0,
+        max_model_len=options["max_model_len"],
+    )
+    scheduler = _make(
+        SchedulerConfig,
+        max_num_seqs=options["max_num_seqs"],
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+        max_model_len=options["max_model_len"],
+        enable_chunked_prefill=True,
+        policy=options["policy"],
+        long_prefill_token_threshold=options["long_prefill_token_threshold"],
+        async_scheduling=False,
+        is_encoder_decoder=False,
+        scheduler_reserve_full_isl=bool(options["reserve_full_isl"]),
+        watermark=0.0,
+    )
+    cache = CacheConfig(
+        block_size=options["block_size"],
+        gpu_memory_utilization=0.9,
+        cache_dtype="auto",
+        enable_prefix_caching=not options["no_prefix_caching"],
+    )
+    cache.num_gpu_blocks = options["num_gpu_blocks"]
+    return VllmConfig(
+        model_config=model,
+        scheduler_config=scheduler,
+        cache_config=cache,
+        kv_transfer_config=_transfer_config(options, files),
+        device_config=DeviceConfig(device="cpu"),
+        parallel_config=ParallelConfig(),
+    )
+
+
+def kv_cache_config(options: Options) -> KVCacheConfig:
+    """One layer of full attention."""
+    spec = FullAttentionSpec(block_size=options["block_size"], num_kv_heads=1, head_size=64, dtype=torch.float16)
+    assert spec.page_size_bytes == TOKEN_BYTES * options["block_size"], spec.page_size_bytes
+    size = spec.page_size_bytes * options["num_gpu_blocks"]
+    if "shared_by" in inspect.signature(KVCacheTensor).parameters:
+        tensor = KVCacheTensor(size=size, shared_by=["layer0"])
+    else:
+        tensor = KVCacheTensor(size=size, layers=["layer0"], layer_stride=size, block_stride=spec.page_size_bytes)
+    groups = [KVCacheGroupSpec(["layer0"], spec)]
+    return KVCacheConfig(num_blocks=options["num_gpu_blocks"], kv_cache_tensors=[tensor], kv_cache_groups=groups)
+
+
+def _transfer_config(options: Options, files: str) -> KVTransferConfig | None:
+    cpu_bytes = options["cpu_blocks"] * TOKEN_BYTES * options["block_size"]
+    if options["connector"] is None:
+        return None
+    if options["connector"] == "simple":
+        extra = {"cpu_bytes_to_use": cpu_bytes, "lazy_offload": bool(options["lazy"])}
+        return _connector("SimpleCPUOffloadConnector", extra)
+    extra = {
+        "spec_name": "CPUOffloadingSpec",
+        "cpu_bytes_to_use": cpu_bytes * options["chunk_factor"],
+        "eviction_policy": options["cpu_policy"],
+    }
+    if options["chunk_factor"] != 1:
+        extra["block_size"] = options["block_size"] * options["chunk_factor"]
+    if options["offload_prompt_only"] is not None:
+        extra["offload_prompt_only"] = bool(options["offload_prompt_only"])
+    if options["store_threshold"]:
+        extra["store_threshold"] = options["store_threshold"]
+    tiers = _tiers(options, files)
+    if tiers:
+        extra |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": tiers}
+    return _connector("OffloadingConnector", extra)
+
+
+def _tiers(options: Options, files: str) -> list[dict[str, Any]]:
+    if not options["tiers"] and not options["tier"]:
+        return []
+    import tier  # not every release has tiers
+
+    if options["tiers"]:
+        return tier.register([(entry["load_delay"], entry["store_delay"]) for entry in options["tiers"]])
+    if options["tier"] == "virt":
+        return tier.register([(options["tier_load_delay"], options["tier_store_delay"])])
+    return [{"type": tier.file_system_type(), "root_dir": files, "n_read_threads": 1, "n_write_threads": 1}]
+
+
+def _connector(name: str, extra: dict[str, Any]) -> KVTransferConfig:
+    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra)
+
+
+def _make(kind: Any, **options: Any) -> Any:
+    """An object of vLLM's, without the options that this release does not have."""
+    known = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in options.items() if name in known})
