@@ -1,4 +1,4 @@
-# make demo | test | check | lint | bench | conform-live | clean. Each creates .venv and installs what it needs, once.
+# make demo | test | check | lint | bench | mutants | conform-live | clean. Each creates .venv and installs what it needs, once.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 VENV := .venv

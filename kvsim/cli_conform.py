@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +69,7 @@ def conform(
 
     Exit code 0: all equal. 1: something differs; the first step that does is shown. 2: bad input.
     """
-    _check_options(paths or [], live=live, fuzz=fuzz, record=record, source=vllm_source, python=python)
+    _check_options(paths or [], live=live, fuzz=fuzz, output=output, record=record, source=vllm_source, python=python)
     processes = jobs or _cores()
     recorder = (python, vllm_source, hash_seed)
     if fuzz is not None:
@@ -81,12 +81,21 @@ def conform(
 
 
 def _check_options(
-    paths: list[Path], *, live: bool, fuzz: int | None, record: Path | None, source: Path | None, python: str | None
+    paths: list[Path],
+    *,
+    live: bool,
+    fuzz: int | None,
+    output: Path,
+    record: Path | None,
+    source: Path | None,
+    python: str | None,
 ) -> None:
     if fuzz is not None and (live or paths):
         raise UserError("conform: --fuzz makes its own scenarios, expected neither --live nor files beside it")
     if fuzz is None and not paths:
         raise UserError("conform: nothing to compare, expected SCENARIO RECORDING, --live SCENARIO or --fuzz N")
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output {output}: is a file, expected a folder")
     if record is not None and not live:
         raise UserError("conform: --record is given, expected --live with it")
     if (source is not None or python is not None) and not live and fuzz is None:
@@ -110,7 +119,7 @@ def _compare(
     from kvsim.conform.pool import run_all
 
     unmatched: list[str] = []
-    results: Iterable[Outcome | UserError]
+    results: Generator[Outcome | UserError, None, None]
     if recorder is None:
         found = find_pairs(paths)
         unmatched = found.unmatched
@@ -127,17 +136,18 @@ def _compare(
         )
     console = _console()
     outcomes, errors = [], []
-    for result in _with_progress(results, total, "scenarios"):
-        if isinstance(result, UserError):
-            errors.append(result)
-            if recorder is not None:
-                break  # most likely there is no vLLM, or every scenario fails alike
-            continue
-        outcomes.append(result)
-        if not as_json and result.difference is None:
-            console.print(Text(show.equal_line(result)), soft_wrap=True)
-        elif not as_json:
-            console.print(show.difference_report(result))
+    with closing(results):
+        for result in _with_progress(results, total, "scenarios"):
+            if isinstance(result, UserError):
+                errors.append(result)
+                if recorder is not None:
+                    break  # most likely there is no vLLM, or every scenario fails alike
+                continue
+            outcomes.append(result)
+            if not as_json and result.difference is None:
+                console.print(Text(show.equal_line(result)), soft_wrap=True)
+            elif not as_json:
+                console.print(show.difference_report(result))
     if as_json:
         _print_json({"pairs": [show.as_json(outcome) for outcome in outcomes], "unmatched": unmatched})
     for line in unmatched if not as_json else ():
@@ -169,22 +179,23 @@ def _fuzz(
     )
     console = _console()
     steps, deadlocks, versions, findings = 0, 0, dict[str, None](), []
-    for result in _with_progress(results, len(worlds), "worlds"):
-        if result.outcome is not None:
-            versions[result.outcome.vllm] = None
-            steps += result.outcome.steps
-            deadlocks += result.outcome.deadlock
-        if result.outcome is not None and result.outcome.difference is None:
-            continue
-        findings.append(result)
-        path = result.save(output)
-        if as_json:
-            continue
-        if result.outcome is None:
-            console.print(Text(f"world {result.seed}: vLLM broke off: {result.failure}"), soft_wrap=True)
-        else:
-            console.print(show.difference_report(result.outcome))
-        console.print(Text(f"the small scenario is {path}"), soft_wrap=True)
+    with closing(results):
+        for result in _with_progress(results, len(worlds), "worlds"):
+            if result.outcome is not None:
+                versions[result.outcome.vllm] = None
+                steps += result.outcome.steps
+                deadlocks += result.outcome.deadlock
+            if result.outcome is not None and result.outcome.difference is None:
+                continue
+            findings.append(result)
+            path = result.save(output)
+            if as_json:
+                continue
+            if result.outcome is None:
+                console.print(Text(f"world {result.seed}: vLLM broke off: {result.failure}"), soft_wrap=True)
+            else:
+                console.print(show.difference_report(result.outcome))
+            console.print(Text(f"the small scenario is {path}"), soft_wrap=True)
     version = ", ".join(versions) or "unknown"
     if as_json:
         found = [show.finding_json(finding) for finding in findings]
@@ -202,6 +213,10 @@ def _recording_paths(scenarios: list[Path], record: Path | None) -> list[Path | 
         return [None] * len(scenarios)
     if len(scenarios) == 1 and not record.is_dir():
         return [record]
+    kept = {path.stem: path for path in scenarios}
+    twice = next((path for path in scenarios if kept[path.stem] is not path), None)
+    if twice is not None:
+        raise UserError(f"{twice}: {kept[twice.stem]} has the same name, expected different ones with --record FOLDER")
     record.mkdir(parents=True, exist_ok=True)
     return [record / f"{path.stem}.jsonl.gz" for path in scenarios]
 

@@ -15,8 +15,8 @@ from kvsim.scheduler import Scheduler
 
 # Far more than any chain of decisions at one instant; beyond it time has stopped.
 MAX_STEPS_AT_AN_INSTANT = 10_000
-# So many steps without a token, an end, an arrival or a finished copy of a request: nothing will ever move again.
-# (Only traffic between tiers goes on: requests that evict each other's promoted prefixes, as in the real vLLM.)
+# So many steps without a token, an end, an arrival or a finished copy: nothing will ever move again. Only traffic
+# between tiers goes on (requests that evict each other's promoted prefixes), or a restless connector's copies.
 GIVE_UP_AFTER = 500
 
 
@@ -63,7 +63,8 @@ class Engine:
 
     Args:
         empty_step: duration of a step without tokens; None = wait for the next event.
-        give_up_after: raise NoProgressError after so many steps in which nothing moved; None = never.
+        give_up_after: raise NoProgressError after so many steps in which nothing moved, and leave a restless connector
+            alone after so many steps without a request; None = never.
         check_every_step: raise AssertionError at the first step after which blocks leak or books disagree.
     """
 
@@ -90,9 +91,7 @@ class Engine:
         self._empty_steps = 0  # in a row
         self._give_up_after = give_up_after
         self._fruitless_steps = 0  # in a row
-        # In a row without any request. A lazy SimpleCPUOffloadConnector whose CPU pool is smaller than the GPU's
-        # content goes on copying for ever, as the real one does; we stop watching it after a while.
-        self._idle_steps = 0
+        self._idle_steps = 0  # in a row without any request
         self.process = env.process(self._run())
 
     def submit(self, request: Request) -> simpy.Event:
@@ -125,11 +124,24 @@ class Engine:
             self._take_aborts()
             if self.scheduler.requests:
                 self._idle_steps = 0
-            if self.scheduler.has_requests() and self._idle_steps <= GIVE_UP_AFTER:
+            if self.scheduler.has_requests() and not self._is_only_restless():
                 self._idle_steps += 1
                 yield from self._step()
             else:
                 yield from self._wait()
+
+    def _is_only_restless(self) -> bool:
+        """Nobody is served, and the connector's copies will not end, in the real one either: we stop watching."""
+        connector, limit = self.scheduler.connector, self._give_up_after
+        return connector is not None and connector.restless and limit is not None and self._idle_steps > limit
+
+    def _moved(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> bool:
+        if output.num_scheduled_tokens or ended:
+            return True
+        connector = self.scheduler.connector
+        if worker is None or connector is None:
+            return False
+        return bool(worker.received or (worker.jobs and not connector.restless))
 
     def _take_aborts(self) -> None:
         for request in self._aborts:
@@ -167,8 +179,7 @@ class Engine:
             scheduler.check()
         for request in ended:
             self._ended.pop(request).succeed(request)
-        moved = output.num_scheduled_tokens or ended or (worker_output is not None and worker_output.jobs)
-        self._fruitless_steps = 0 if moved else self._fruitless_steps + 1
+        self._fruitless_steps = 0 if self._moved(output, worker_output, ended) else self._fruitless_steps + 1
         if self._give_up_after is not None and self._fruitless_steps > self._give_up_after and scheduler.requests:
             raise NoProgressError(_no_progress(scheduler, self.env.now))
 

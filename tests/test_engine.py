@@ -200,11 +200,11 @@ def test_time_that_does_not_pass_is_an_error() -> None:
 
 
 def test_an_engine_without_requests_is_not_watched_for_ever() -> None:
-    """Copies that go on although no request is left end the simulation after a while; an arrival is still served."""
+    """A restless connector's copies end the simulation after a while when no request is left; arrivals are served."""
     clock = Clock()
     diary = Diary(clock)
     connector = ScriptedConnector()
-    connector.pending = True
+    connector.pending = connector.restless = True
 
     class Eager(SlowWorker):
         """Always claims that something has finished."""

@@ -9,7 +9,6 @@ from typing import Any
 from kvsim.conform.compare import Difference, Record, first_difference
 from kvsim.conform.files import Recording
 from kvsim.conform.scenario import Conformance
-from kvsim.errors import UserError
 from kvsim.releases import RELEASES
 from kvsim.request import Request
 
@@ -82,27 +81,19 @@ def check(name: str, scenario: dict[str, Any], recording: Recording, *, profile:
     )  # fmt: skip
 
 
-def profile_for(vllm_version: str, *, nearest: bool = False) -> str:
-    """The release that a version is compared under.
-
-    Args:
-        vllm_version: as the recording says.
-        nearest: take the closest known release if there is none of that name.
-
-    Raises:
-        UserError: there is no such release.
-    """
+def profile_for(vllm_version: str) -> str:
+    """The release that a version is compared under: itself, or the closest that we know, or the newest."""
     if vllm_version in RELEASES:
         return vllm_version
-    if nearest:
-        number = _number(vllm_version)
-        newest = max(RELEASES, key=_number)
-        return min(RELEASES, key=lambda known: abs(_number(known) - number)) if number else newest
-    raise UserError(f"vLLM {vllm_version} has no release profile, expected one of {', '.join(RELEASES)}")
+    number = _number(vllm_version)
+    newest = max(RELEASES, key=_number)
+    return min(RELEASES, key=lambda known: abs(_number(known) - number)) if number else newest
 
 
 def _number(version: str) -> int:
-    """Versions in order: 0.33.1 is 33001. 0 for what says nothing, such as a build from source."""
+    """Versions in order: 0.33.1 is 33001. 0 for what says nothing, such as a build from source without git tags."""
+    if version.startswith("0.1.dev"):
+        return 0
     parts = [int("".join(filter(str.isdigit, part)) or 0) for part in version.partition("+")[0].split(".")[:3]]
     major, minor, patch = (*parts, *[0] * (3 - len(parts)))
     return major * 1_000_000 + minor * 1000 + patch

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,16 @@ SCRIPT = Path(__file__).resolve().parent / "live" / "record.py"
 RESTART_AFTER = 250
 """Scenarios after which a recorder is started afresh: vLLM does not give all memory back."""
 
+_PATIENCE_SECONDS = 10  # for a recorder to end when nobody talks to it any more
 _SHOWN_ERROR = 300  # characters of what a broken recorder said last
 
 
 class RecordingFailed(Exception):
     """vLLM, or our hold on it, broke on one scenario."""
+
+
+class RecorderDied(RecordingFailed):
+    """The whole process ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +65,36 @@ class LiveRecorder:
                 env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
             )  # fmt: skip
         except OSError as error:
+            self._errors.close()
             raise UserError(f"--python {self._python}: cannot be run ({error.strerror})") from None
         try:
+            self.vllm = self._greeting()
+        except UserError:
+            self.close()
+            raise
+
+    def _greeting(self) -> str:
+        """The version that it tells."""
+        hello: object = None
+        try:
             hello = self._receive()
-        except ValueError:
-            self.close()
-            raise UserError(f"--python {self._python}: is no Python that can run the recorder") from None
-        if "fatal" in hello:
-            self.close()
-            raise UserError(f"{hello['fatal']} (choose with --vllm-source DIR and --python PYTHON)")
-        self.vllm: str = hello["vllm"]
+        except ValueError:  # not JSON
+            pass
+        except RecorderDied as error:
+            raise UserError(str(error)) from None
+        if isinstance(hello, dict):
+            if "fatal" in hello:
+                raise UserError(f"{hello['fatal']} (choose with --vllm-source DIR and --python PYTHON)")
+            if isinstance(hello.get("vllm"), str):
+                return str(hello["vllm"])
+        raise UserError(f"--python {self._python}: is no Python that can run the recorder")
 
     def record(self, scenario: dict[str, Any]) -> LiveRecording:
         """What vLLM does on a scenario.
 
         Raises:
             RecordingFailed: it broke.
+            RecorderDied: the process did.
         """
         assert self._process.stdin is not None
         try:
@@ -92,11 +112,15 @@ class LiveRecorder:
 
     def close(self) -> None:
         """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._errors.close()
 
     def _receive(self) -> dict[str, Any]:
@@ -107,12 +131,12 @@ class LiveRecorder:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _gone(self) -> UserError:
+    def _gone(self) -> RecorderDied:
         code = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         last = said[-1][:_SHOWN_ERROR] if said else "without a word"
-        return UserError(f"the recorder ({self._python}) ended with exit code {code}: {last}")
+        return RecorderDied(f"the recorder ({self._python}) ended with exit code {code}: {last}")
 
 
 @dataclass(slots=True)
@@ -132,7 +156,12 @@ class _Source:
         if self.recorder is None:
             self.recorder, self.recorded = LiveRecorder(self.python, self.source, self.hash_seed), 0
         self.recorded += 1
-        return self.recorder.record(scenario)
+        try:
+            return self.recorder.record(scenario)
+        except RecorderDied:
+            self.recorder.close()
+            self.recorder = None
+            raise
 
 
 _process: dict[str, _Source] = {}

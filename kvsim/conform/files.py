@@ -107,6 +107,9 @@ def read_recording(path: Path) -> Recording:
         _check_step(record, f"{path}: line {number}")
     if not records:
         raise UserError(f"{path}: holds no step, expected one line per step after the first line")
+    steps = summary.get("steps", len(records))
+    if steps != len(records):
+        raise UserError(f"{path}: holds {len(records)} steps, expected {show(steps)} as line 1 says")
     return Recording(summary["vllm"], summary["scenario"], summary["deadlock"], records)
 
 

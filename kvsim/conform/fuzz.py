@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvsim.conform.check import Outcome, check, profile_for
-from kvsim.conform.client import LiveRecording, RecordingFailed, record_here
+from kvsim.conform.client import LiveRecording, RecorderDied, RecordingFailed, record_here
 from kvsim.conform.files import recording_bytes
 from kvsim.conform.shrink import shrink
 from kvsim.conform.worlds import Extensions, Scenario, world
@@ -50,6 +50,8 @@ def try_world(job: World) -> Finding:
     scenario = world(job.seed, job.extensions)
     try:
         recording = record_here(scenario)
+    except RecorderDied as error:  # to start it again for each smaller world would take minutes
+        return Finding(job.seed, None, str(error), scenario)
     except RecordingFailed as error:
         message = str(error)
         return Finding(job.seed, None, message, shrink(scenario, lambda candidate: _breaks(candidate, message)))
@@ -57,12 +59,15 @@ def try_world(job: World) -> Finding:
     if outcome.difference is None:
         return Finding(job.seed, outcome)
     small = shrink(scenario, lambda candidate: _differs(candidate, job))
-    recording = record_here(small)
+    try:
+        recording = record_here(small)
+    except RecordingFailed:  # it did not a moment ago: the first finding is worth more than a smaller one
+        small = scenario
     return Finding(job.seed, _compare(small, recording, job), scenario=small, recording=recording)
 
 
 def _compare(scenario: Scenario, recording: LiveRecording, job: World) -> Outcome:
-    profile = profile_for(recording.vllm, nearest=True)
+    profile = profile_for(recording.vllm)
     outcome = check(scenario["name"], scenario, recording, profile=profile, finish_order=job.finish_order)
     return replace(outcome, name=f"world {job.seed} ({scenario['name']})")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.conform.check import Outcome, check, profile_for
-from kvsim.conform.client import RecordingFailed, record_here
+from kvsim.conform.client import LiveRecording, RecordingFailed, record_here
 from kvsim.conform.files import read_recording, read_scenario, recording_bytes
 from kvsim.errors import UserError
 
@@ -27,10 +27,7 @@ def check_pair(pair: Pair) -> Outcome | UserError:
         if scenario["name"] != recording.scenario:
             found = f"records scenario {recording.scenario!r}, expected {scenario['name']!r} ({pair.scenario})"
             raise UserError(f"{pair.recording}: {found}")
-        try:
-            profile = profile_for(recording.vllm)
-        except UserError as error:
-            raise UserError(f"{pair.recording}: line 1: {error}") from None
+        profile = profile_for(recording.vllm)
         return check(scenario["name"], scenario, recording, profile=profile, finish_order=pair.finish_order)
     except UserError as error:
         return error
@@ -54,10 +51,15 @@ def check_live(job: Live) -> Outcome | UserError:
         except RecordingFailed as error:
             raise UserError(f"{job.scenario}: vLLM broke off: {error}") from None
         if job.keep is not None:
-            job.keep.write_bytes(recording_bytes(recording.summary, recording.records))
-        profile = profile_for(recording.vllm, nearest=True)
+            _keep(job.keep, recording)
+        profile = profile_for(recording.vllm)
         return check(scenario["name"], scenario, recording, profile=profile, finish_order=job.finish_order)
     except UserError as error:
         return error
+
+
+def _keep(path: Path, recording: LiveRecording) -> None:
+    try:
+        path.write_bytes(recording_bytes(recording.summary, recording.records))
     except OSError as error:
-        return UserError(f"{error.filename}: cannot be written ({error.strerror})")
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None

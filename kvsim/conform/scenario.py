@@ -204,7 +204,7 @@ class Conformance:
         user, out = spec["turns"][number]
         prompt = self._tokens[session] + user
         self._tokens[session] = prompt + out
-        owner = spec.get("same_as", spec["name"])
+        owner = spec.get("same_as") or spec["name"]
         content = SessionContent(self.recorder.labels, owner, self.scenario["system_tokens"], size)
         return Request(
             f"{spec['name']}t{number}", content, block_size=size, num_prompt_tokens=prompt, max_tokens=out,

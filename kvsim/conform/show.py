@@ -14,12 +14,11 @@ from kvsim.conform.check import Outcome
 from kvsim.conform.compare import Record
 from kvsim.conform.fuzz import Finding
 
-WIDTH = 100
-
 _CONTEXT_FIELDS = ("sched", "running", "waiting", "skipped")
 _CELL_WIDTH = 40
 _CELL_LINES = 4
 _AROUND = 2  # entries shown before the first one that differs
+_NEIGHBOUR_WIDTH = 20  # of each of them
 
 
 def equal_line(outcome: Outcome) -> str:
@@ -74,16 +73,24 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def shorten(theirs: Any, ours: Any) -> tuple[str, str]:
-    """Two values as short texts that show where they differ first."""
+    """Two values as short texts that show where they differ first, however deep that is."""
+    left, right = _around(theirs, ours)
+    return _fit(left), _fit(right)
+
+
+def _around(theirs: Any, ours: Any) -> tuple[str, str]:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         keys = [*theirs, *(key for key in ours if key not in theirs)]
-        apart = [key for key in keys if theirs.get(key) != ours.get(key) or (key in theirs) != (key in ours)]
-        if apart:
-            return _some_keys(theirs, apart), _some_keys(ours, apart)
+        apart = [key for key in keys if key not in theirs or key not in ours or theirs[key] != ours[key]]
+        shown = {key: _around(theirs[key], ours[key]) for key in apart if key in theirs and key in ours}
+        return _some_keys(theirs, apart, shown, 0), _some_keys(ours, apart, shown, 1)
     if isinstance(theirs, list) and isinstance(ours, list):
         pairs = enumerate(zip_longest(theirs, ours, fillvalue=...))
         first = next((index for index, (a, b) in pairs if a != b), 0)
-        return _some_entries(theirs, first), _some_entries(ours, first)
+        both = first < min(len(theirs), len(ours))
+        shown_here = _around(theirs[first], ours[first]) if both else None
+        left, right = shown_here or (None, None)
+        return _some_entries(theirs, first, left), _some_entries(ours, first, right)
     return _text(theirs), _text(ours)
 
 
@@ -122,16 +129,24 @@ def _names(value: Any) -> str:
     return " ".join(map(str, value)) or "-"
 
 
-def _some_keys(value: dict[str, Any], keys: list[str]) -> str:
-    return _fit("{" + ", ".join(f"{key}: {_text(value[key])}" if key in value else f"no {key}" for key in keys) + "}")
+def _some_keys(value: dict[str, Any], keys: list[str], shown: dict[str, tuple[str, str]], side: int) -> str:
+    def text(key: str) -> str:
+        if key in shown:
+            return f"{key}: {shown[key][side]}"
+        return f"{key}: {_text(value[key])}" if key in value else f"no {key}"
+
+    return "{" + ", ".join(map(text, keys)) + "}"
 
 
-def _some_entries(value: list[Any], first: int) -> str:
+def _some_entries(value: list[Any], first: int, shown: str | None) -> str:
+    """The entry that differs, as `shown`, with a few before and what fits behind."""
     start = max(0, first - _AROUND)
-    shown = ", ".join(_text(entry) for entry in value[start:])
-    before = f"...{start} more, " if start else ""
-    end = "" if len(value) > first else f" (only {len(value)})"
-    return _fit(f"[{before}{shown}]", _CELL_WIDTH * _CELL_LINES - len(end)) + end
+    entries = [f"...{start} more"] if start else []
+    entries += [_fit(_text(entry), _NEIGHBOUR_WIDTH) for entry in value[start:first]]
+    if first < len(value):
+        entries += [_text(value[first]) if shown is None else shown, *map(_text, value[first + 1 :])]
+    end = "" if first < len(value) else f" (only {len(value)})"
+    return f"[{', '.join(entries)}]{end}"
 
 
 def _text(value: Any) -> str:

@@ -88,6 +88,7 @@ class KVConnector(ABC):
     """
 
     lookups_are_pure = False  # asking again for a request that found no room changes nothing
+    restless = False  # may go on copying for ever although no request moves
     num_load_jobs = 0  # copies planned so far
     num_store_jobs = 0
 

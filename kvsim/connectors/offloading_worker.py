@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvsim.connectors.base import Copier, WorkerOutput
+from collections import deque
+from operator import itemgetter
+
+from kvsim.connectors.base import Copier, Direction, WorkerOutput
 from kvsim.connectors.offloading import Job, OffloadingMeta
 
 
@@ -16,7 +19,11 @@ class OffloadingWorker:
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
         self._deferred: dict[int, Job] = {}
-        self._in_flight: dict[int, Job] = {}  # in order of submission
+        self._num_submitted = 0
+        self._open: dict[int, tuple[int, Job]] = {}  # in flight: job id -> (number of its submission, job)
+        self._queues: dict[Direction, deque[Job]] = {"load": deque(), "store": deque()}
+        self._flushed: list[Job] = []
+        self._finished: list[tuple[int, Job]] = []  # to be reported
 
     def handle_preemptions(self, meta: OffloadingMeta) -> list[Job]:
         """Submit the deferred stores, and this step's own that must be flushed; returns the jobs to wait for."""
@@ -24,9 +31,10 @@ class OffloadingWorker:
             if (own := meta.stores.pop(job_id, None)) is not None:
                 self._deferred[job_id] = own
         self._submit(self._deferred)
-        waiting = [self._in_flight[job_id] for job_id in sorted(meta.flush) if job_id in self._in_flight]
+        waiting = [self._open[job_id][1] for job_id in sorted(meta.flush) if job_id in self._open]
         for job in waiting:
             self._copier.flush(job)
+        self._flushed += waiting
         self._deferred = meta.stores
         return waiting
 
@@ -36,7 +44,9 @@ class OffloadingWorker:
 
     def _submit(self, jobs: dict[int, Job]) -> None:
         for job in jobs.values():
-            self._in_flight[job.job_id] = job
+            self._open[job.job_id] = (self._num_submitted, job)
+            self._num_submitted += 1
+            self._queues[job.direction].append(job)
             self._copier.submit(job)
 
     def is_done(self, job: Job) -> bool:
@@ -45,19 +55,34 @@ class OffloadingWorker:
 
     def has_finished(self) -> bool:
         """Whether a job has finished that was not reported yet."""
-        return any(self._copier.is_done(job) for job in self._in_flight.values())
+        self._collect()
+        return bool(self._finished)
 
     def get_finished(self) -> WorkerOutput:
         """Jobs complete since the last call, in the order of their submission."""
+        self._collect()
         output = WorkerOutput()
-        if self._in_flight:
-            output.jobs = [job_id for job_id, job in self._in_flight.items() if self._copier.is_done(job)]
-            for job_id in output.jobs:
-                job = self._in_flight.pop(job_id)
-                self._copier.forget(job)
-                if job.direction == "load":
-                    output.received.append(job.request)
+        for _, job in sorted(self._finished, key=itemgetter(0)):
+            self._copier.forget(job)
+            output.jobs.append(job.job_id)
+            if job.direction == "load":
+                output.received.append(job.request)
+        self._finished = []
         return output
+
+    def _collect(self) -> None:
+        """Jobs of a direction finish in order, except for those that were flushed."""
+        for queue in self._queues.values():
+            while queue and (queue[0].job_id not in self._open or self._copier.is_done(queue[0])):
+                self._finish(queue.popleft())
+        for job in self._flushed:
+            if job.job_id in self._open and self._copier.is_done(job):
+                self._finish(job)
+        self._flushed = [job for job in self._flushed if job.job_id in self._open]
+
+    def _finish(self, job: Job) -> None:
+        if job.job_id in self._open:
+            self._finished.append(self._open.pop(job.job_id))
 
 
 class OffloadingWorker023(OffloadingWorker):

@@ -65,6 +65,8 @@ class SimpleCPUOffloadConnector(KVConnector):
     ) -> None:
         self.gpu, self.cpu, self.block_size, self.lazy = gpu, cpu, block_size, lazy
         self.enable_caching = enable_caching
+        # With less room than the GPU holds content, what is copied pushes out what was copied before: round and round.
+        self.restless = lazy
         self.num_load_jobs = self.num_store_jobs = 0
         self._blocks_per_step = blocks_per_step
         self._pins: dict[Request, list[int]] = {}  # CPU blocks pinned between lookup and allocation

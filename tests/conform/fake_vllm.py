@@ -2,7 +2,7 @@
 
 The environment tells how it should misbehave: FAKE_VLLM is the version it claims, FAKE_FATAL what it cannot
 start with, FAKE_ERROR what breaks in every scenario, FAKE_WRONG a number of tokens from which on a prompt's step
-has one free block too many, FAKE_EXIT the scenarios after which it dies.
+has one free block too many, FAKE_EXIT the scenarios after which it dies, FAKE_LOG a file for a line per scenario.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from kvsim.conform.check import SetOrder
 from kvsim.conform.scenario import Conformance
@@ -32,6 +33,9 @@ def main() -> None:
         if count == int(os.environ.get("FAKE_EXIT", "-1")):
             sys.stderr.write("out of memory\n")
             sys.exit(3)
+        if "FAKE_LOG" in os.environ:
+            with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as log:
+                log.write("asked\n")
         if "FAKE_ERROR" in os.environ:
             say({"error": os.environ["FAKE_ERROR"]})
             continue

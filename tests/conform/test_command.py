@@ -90,9 +90,12 @@ def test_a_difference_for_machines(conform: Conform, tmp_path: Path) -> None:
 
 
 def test_a_recording_that_ends_early(conform: Conform, tmp_path: Path) -> None:
-    """Steps that only one side has are a difference."""
+    """The first line tells how many steps there are; without it, steps that only one side has are a difference."""
     short = changed(tmp_path / "short.jsonl.gz", lambda lines: lines.__delitem__(slice(300, None)))
     done = conform(SCENARIO, short)
+    assert (done.returncode, done.stderr) == (2, f"error: {short}: holds 299 steps, expected 380 as line 1 says\n")
+    silent = changed(tmp_path / "silent.jsonl.gz", lambda lines: lines[0].pop("steps"), short)
+    done = conform(SCENARIO, silent)
     assert done.returncode == 1
     assert "number of records" in done.stdout
 
@@ -124,13 +127,12 @@ def test_folders_are_matched(conform: Conform, tmp_path: Path) -> None:
     assert conform(scenarios, recordings).returncode == 0
 
 
-def test_an_unknown_release_is_refused(conform: Conform, tmp_path: Path) -> None:
-    """A version that we do not follow is bad input, and the known ones are named; other pairs are compared."""
-    other = changed(tmp_path / "other.jsonl.gz", lambda lines: lines[0].update(vllm="0.31.0"))
-    done = conform(SCENARIO, other, SCENARIO, RECORDING)
-    expected = "vLLM 0.31.0 has no release profile, expected one of 0.33.0, 0.23.0"
-    assert (done.returncode, done.stderr) == (2, f"error: {other}: line 1: {expected}\n")
-    assert done.stdout == f"{NAME}: 380 steps equal (vLLM 0.33.0)\n"
+def test_an_unknown_release_is_compared_with_the_nearest(conform: Conform, tmp_path: Path) -> None:
+    """The line says which one that was."""
+    other = changed(tmp_path / "other.jsonl.gz", lambda lines: lines[0].update(vllm="0.33.1"))
+    done = conform(SCENARIO, other)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{NAME}: 380 steps equal (vLLM 0.33.1 against profile 0.33.0)\n"
 
 
 def test_a_recording_of_another_scenario_is_refused(conform: Conform) -> None:
@@ -190,7 +192,10 @@ def test_live_against_a_release_without_profile(conform: Conform, fake_python: s
     [
         ({"FAKE_FATAL": "no torch"}, "no torch (choose with --vllm-source DIR and --python PYTHON)"),
         ({"FAKE_ERROR": "KeyError: 'x'"}, f"{SCENARIO}: vLLM broke off: KeyError: 'x'"),
-        ({"FAKE_EXIT": "0"}, "the recorder (PYTHON) ended with exit code 3: out of memory"),
+        (
+            {"FAKE_EXIT": "0"},
+            f"{SCENARIO}: vLLM broke off: the recorder (PYTHON) ended with exit code 3: out of memory",
+        ),
     ],
 )
 def test_a_recorder_that_cannot(conform: Conform, fake_python: str, environment: dict[str, str], message: str) -> None:
@@ -198,6 +203,47 @@ def test_a_recorder_that_cannot(conform: Conform, fake_python: str, environment:
     done = conform("--live", SCENARIO, "--python", fake_python, **environment)
     message = message.replace("PYTHON)", f"{fake_python})") if "exit code" in message else message
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("command", ["yes", "echo 1", "echo {}"])
+def test_what_is_no_python(conform: Conform, tmp_path: Path, command: str) -> None:
+    """A program that says something else, even without end, is told apart at once."""
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nexec {command}\n")
+    program.chmod(0o755)
+    done = conform("--live", SCENARIO, "--python", program)
+    message = f"error: --python {program}: is no Python that can run the recorder\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_the_first_failure_ends_it(conform: Conform, fake_python: str, tmp_path: Path) -> None:
+    """When one scenario cannot be recorded the others are left alone."""
+    for number in range(20):
+        (tmp_path / f"s{number:02}.json").write_text(SCENARIO.read_text())
+    log = tmp_path / "asked"
+    done = conform("--live", tmp_path, "--python", fake_python, "-j", 1, FAKE_ERROR="broken", FAKE_LOG=str(log))
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 's00.json'}: vLLM broke off: broken\n")
+    assert len(log.read_text().splitlines()) < 10
+
+
+def test_recordings_of_one_name(conform: Conform, tmp_path: Path) -> None:
+    """Two scenarios whose recordings would overwrite each other."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.json").write_text(SCENARIO.read_text())
+    done = conform("--live", tmp_path / "a", tmp_path / "b", "--record", tmp_path / "kept")
+    assert done.returncode == 2
+    assert "same.json has the same name, expected different ones with --record FOLDER" in done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_recorder_that_dies_in_a_world(conform: Conform, fake_python: str, tmp_path: Path) -> None:
+    """The world is kept, and the next ones are tried with a new recorder."""
+    done = conform("--fuzz", 3, "--seed", 20, "--python", fake_python, "-j", 1, "-o", tmp_path / "found", FAKE_EXIT="1")
+    assert done.returncode == 1
+    assert "world 21: vLLM broke off: the recorder" in done.stdout
+    assert "1 of 3 worlds differ" in done.stdout
+    assert len(list((tmp_path / "found").iterdir())) == 1
 
 
 def test_fuzz(conform: Conform, fake_python: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from rich.console import Console
 from kvsim.conform.check import Outcome, profile_for
 from kvsim.conform.compare import Difference
 from kvsim.conform.show import difference_report, equal_line, shorten
-from kvsim.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -22,6 +21,17 @@ from kvsim.errors import UserError
         # lists: from two entries before the first that differs
         (["a", "b", "c", "d"], ["a", "b", "c", "e"], ("[...1 more, b, c, d]", "[...1 more, b, c, e]")),
         (["a"], ["a", "b"], ("[a] (only 1)", "[a, b]")),
+        # the difference may lie deep inside
+        (
+            {"a": [1, 2, 3, [4, 5]]},
+            {"a": [1, 2, 3, [4, 6]]},
+            ("{a: [...1 more, 2, 3, [4, 5]]}", "{a: [...1 more, 2, 3, [4, 6]]}"),
+        ),
+        (
+            [["store", 0, list(range(99)), [5, 6]]],
+            [["store", 0, list(range(99)), [5, 7]]],
+            ("[[...1 more, 0, [0, 1, 2, 3, 4, 5..., [5, 6]]]", "[[...1 more, 0, [0, 1, 2, 3, 4, 5..., [5, 7]]]"),
+        ),
         # mappings: only the keys that differ
         ({"a": 1, "b": 2}, {"a": 1, "c": 3}, ("{b: 2, no c}", "{no b, c: 3}")),
     ],
@@ -65,15 +75,13 @@ def test_a_common_deadlock_is_told() -> None:
 
 
 def test_profiles_are_found_by_version() -> None:
-    """A release is compared under its own profile, any other only under the nearest, if that is wanted."""
+    """A release is compared under its own profile, any other under the nearest, a source build under the newest."""
     assert profile_for("0.23.0") == "0.23.0"
     nearest = {
-        version: profile_for(version, nearest=True)
-        for version in ("0.33.1", "0.29.0", "0.27.9", "0.20.2", "1.0.0", "dev")
+        version: profile_for(version)
+        for version in ("0.33.1", "0.29.0", "0.27.9", "0.20.2", "1.0.0", "dev", "0.1.dev1+g123abc")
     }
     assert nearest == {
         "0.33.1": "0.33.0", "0.29.0": "0.33.0", "0.27.9": "0.23.0", "0.20.2": "0.23.0",
-        "1.0.0": "0.33.0", "dev": "0.33.0",
+        "1.0.0": "0.33.0", "dev": "0.33.0", "0.1.dev1+g123abc": "0.33.0",
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"expected one of 0\.33\.0, 0\.23\.0"):
-        profile_for("0.33.1")

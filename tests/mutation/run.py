@@ -15,12 +15,14 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import joblib
 from mutants import MUTANTS
 from rich.console import Console
 from rich.progress import track
 
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = REPO / "tests" / "golden"
+PATIENCE_SECONDS = 1800
 
 
 def replay_all() -> str:
@@ -38,25 +40,30 @@ def replay_all() -> str:
     return ""
 
 
-def verdict(number: int) -> str:
-    """Make the mutant, replay, and say who noticed ('' = nobody)."""
-    _rule, module, text, becomes = MUTANTS[number]
+def verdict(mutant: tuple[str, str, str, str]) -> tuple[bool, str]:
+    """Make the mutant and replay: did a recording notice, and what is there to say."""
+    _rule, module, text, becomes = mutant
     source = (REPO / "kvsim" / module).read_text()
     if source.count(text) != 1:
-        return f"STALE: the text occurs {source.count(text)} times in {module}"
+        return False, f"STALE, the text occurs {source.count(text)} times in {module}"
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(REPO / "kvsim", Path(folder) / "kvsim", ignore=shutil.ignore_patterns("__pycache__"))
         (Path(folder) / "kvsim" / module).write_text(source.replace(text, becomes))
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONHASHSEED": "0"}
-        done = subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, __file__, "--replay"], env=environment, capture_output=True, text=True, check=False,
-            timeout=1800,
-        )  # fmt: skip
-    return done.stdout.strip() if done.returncode == 0 else f"import: {done.stderr.splitlines()[-1]}"
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter
+                [sys.executable, __file__, "--replay"], env=environment, capture_output=True, text=True, check=False,
+                timeout=PATIENCE_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return False, f"no answer after {PATIENCE_SECONDS} s"
+    if done.returncode:
+        return False, f"the replay broke off: {(done.stderr.splitlines() or ['without a word'])[-1]}"
+    return bool(done.stdout), f"noticed by {done.stdout}" if done.stdout else "NOBODY NOTICES"
 
 
 def main() -> None:
-    """Run all mutants, two at a time."""
+    """Run all mutants, one per core."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replay", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="rules that contain this text")
@@ -64,18 +71,20 @@ def main() -> None:
     if options.replay:
         sys.stdout.write(replay_all())
         return
-    numbers = [n for n, mutant in enumerate(MUTANTS) if options.only in mutant[0]]
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant[0]]
+    if not chosen:
+        sys.exit(f"--only {options.only}: no such rule")
     console = Console(width=120)
+    sound, found = verdict(("nothing is broken", "engine.py", "import simpy\n", "import simpy\n"))
+    if sound or found != "NOBODY NOTICES":
+        sys.exit(f"without any mutant: {found}")
     bad = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        verdicts = pool.map(verdict, numbers)
-        for number, seen in zip(track(numbers, console=Console(stderr=True)), verdicts, strict=True):
-            rule = MUTANTS[number][0]
-            ok = bool(seen) and not seen.startswith("STALE")
+    with ThreadPoolExecutor(joblib.cpu_count()) as pool:
+        verdicts = pool.map(verdict, chosen)
+        for mutant, (ok, text) in zip(track(chosen, console=Console(stderr=True)), verdicts, strict=True):
             bad += not ok
-            text = f"noticed by {seen}" if seen else "NOBODY NOTICES"
-            console.print(f"{'ok ' if ok else 'BAD'} {rule}: {text}", highlight=False, soft_wrap=True)
-    console.print(f"{len(numbers)} mutants, {bad} unnoticed or stale")
+            console.print(f"{'ok ' if ok else 'BAD'} {mutant[0]}: {text}", highlight=False, soft_wrap=True)
+    console.print(f"{len(chosen)} mutants, {bad} unnoticed or stale")
     sys.exit(bad > 0)
 
 
