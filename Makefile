@@ -42,7 +42,7 @@ lint: $(VENV)/.test
 
 check: lint test
 
-# Break one rule at a time: does a recording of the real vLLM notice? About 4 minutes on 2 cores.
+# Break one rule at a time: does a recording of the real vLLM notice? About 2 minutes on 2 cores.
 mutants: $(VENV)/.test
 	$(BIN)/python tests/mutation/run.py
 

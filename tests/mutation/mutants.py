@@ -31,8 +31,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
      "(request.num_tokens - 1) // self.block_size)", "request.num_tokens // self.block_size)"),
     ("A free hits count as needed", "cache/kv_cache_manager.py",
      "return max(new, 0) + self.pool.num_unreferenced(hits)", "return max(new, 0)"),
-    ("A slots are capped at max_model_len", "cache/kv_cache_manager.py",
-     "need_tokens = min(computed + num_new_tokens, self.max_model_len)", "need_tokens = computed + num_new_tokens"),
+    # Not here, because nothing can see it: that slots are capped at max_model_len. Only lookahead tokens exceed it.
     ("A blocks are hashed when scheduled", "cache/kv_cache_manager.py",
      "self.cache_blocks(request, min(computed + num_new_tokens, request.num_tokens))",
      "self.cache_blocks(request, computed)"),
