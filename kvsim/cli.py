@@ -6,21 +6,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_conform import conform
 from kvsim.cli_trace import trace_app
+from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
 
 app = typer.Typer(
@@ -72,15 +69,15 @@ def run(
 
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     target = output or settings.output_folder
-    with _progress("simulating", "requests") as report:
+    with progress("simulating", "requests") as report:
         try:
             saved = run_and_save(settings, target, overwrite=overwrite, progress=report)
         except ConfigError as error:
             raise UserError(f"{config}: {error}") from None
     if as_json:
-        _print_json({"folder": str(target), **saved.summary})
+        print_json({"folder": str(target), **saved.summary})
         return
-    console = _console()
+    console = output_console()
     assumed = 0
     for note in saved.summary["notes"]:
         if note.startswith(ASSUMED):
@@ -117,20 +114,14 @@ def compare(
     if output is not None:
         save_comparison(loaded, output)
     if as_json:
-        _print_json(json.loads(compare_frame(loaded).to_json(orient="records")))
+        print_json(json.loads(compare_frame(loaded).to_json(orient="records")))
         return
-    console = _console()
+    console = output_console()
     for line in mismatches(loaded):
         console.print(Text.assemble(("warning: ", "yellow"), line))
     console.print(comparison_table(loaded))
     if output is not None:
         console.print(f"report {output / 'report.html'}", highlight=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    """Standard output; where it is not a terminal, as wide as COLUMNS says, else 100."""
-    console = Console()
-    return console if console.is_terminal else Console(width=int(os.environ.get("COLUMNS") or 100))
 
 
 class Kind(StrEnum):
@@ -153,28 +144,14 @@ def list_names(
 
     rows = catalogue(kind.value)
     if as_json:
-        _print_json([{"name": name, "description": text} for name, text in rows])
+        print_json([{"name": name, "description": text} for name, text in rows])
         return
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
     for name, text in rows:
         table.add_row(name, text)
-    _console().print(table)
-
-
-@contextmanager
-def _progress(what: str, unit: str) -> Iterator[Any]:
-    """A progress bar on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+    output_console().print(table)
 
 
 def main() -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from kvsim.console import WIDTH, output_console, print_json, progress
 from kvsim.errors import UserError
-
-_WIDTH = 100
 
 
 class Extension(StrEnum):
@@ -134,7 +129,7 @@ def _compare(
         results = run_all(
             check_live, live, hash_seed=hash_seed, processes=processes, initializer=start_recorder, initargs=recorder
         )
-    console = _console()
+    console = output_console(WIDTH)
     outcomes, errors = [], []
     with closing(results):
         for result in _with_progress(results, total, "scenarios"):
@@ -149,7 +144,7 @@ def _compare(
             elif not as_json:
                 console.print(show.difference_report(result))
     if as_json:
-        _print_json({"pairs": [show.as_json(outcome) for outcome in outcomes], "unmatched": unmatched})
+        print_json({"pairs": [show.as_json(outcome) for outcome in outcomes], "unmatched": unmatched})
     for line in unmatched if not as_json else ():
         console.print(Text(line), soft_wrap=True)
     if errors:
@@ -177,7 +172,7 @@ def _fuzz(
     results = run_all(
         try_world, worlds, hash_seed=recorder[2], processes=processes, initializer=start_recorder, initargs=recorder
     )
-    console = _console()
+    console = output_console(WIDTH)
     steps, deadlocks, versions, findings = 0, 0, dict[str, None](), []
     with closing(results):
         for result in _with_progress(results, len(worlds), "worlds"):
@@ -199,7 +194,7 @@ def _fuzz(
     version = ", ".join(versions) or "unknown"
     if as_json:
         found = [show.finding_json(finding) for finding in findings]
-        _print_json({"worlds": len(worlds), "steps": steps, "vllm": version, "findings": found})
+        print_json({"worlds": len(worlds), "steps": steps, "vllm": version, "findings": found})
         return not findings
     span = f"seeds {seeds[0]} to {seeds[-1]}, {steps} steps, {deadlocks} deadlocks"
     result_text = f"{len(findings)} of {len(worlds)} worlds differ" if findings else f"{len(worlds)} worlds equal"
@@ -227,29 +222,8 @@ def _cores() -> int:
     return int(joblib.cpu_count())  # of this container, not of the machine
 
 
-def _console() -> Console:
-    """Standard output, at most 100 columns wide."""
-    console = Console()
-    width = console.width if console.is_terminal else int(os.environ.get("COLUMNS") or _WIDTH)
-    return Console(width=min(width, _WIDTH))
-
-
-@contextmanager
-def _bar(total: int, unit: str) -> Iterator[Any]:
-    """A progress bar on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("comparing", total=total)
-        yield lambda: bar.advance(task)
-
-
 def _with_progress(results: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
-    with _bar(total, unit) as advance:
-        for result in results:
+    with progress("comparing", unit) as report:
+        for done, result in enumerate(results, start=1):
             yield result
-            advance()
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+            report(done, total)
