@@ -1,0 +1,46 @@
+"""A run, written down: one frozen component per part of the simulator, and YAML in and out.
+
+YAML keys are the field names and ``kind:`` selects the class of a component. Sizes, times and rates carry
+their unit in the file and are integers here: bytes, nanoseconds, bytes per second.
+"""
+
+from kvsim.config.connector import (
+    Connector,
+    InstantTransfer,
+    NoConnector,
+    OffloadingConnectorConfig,
+    ProfileTransfer,
+    SimpleCPUConnectorConfig,
+    Transfer,
+)
+from kvsim.config.engine import (
+    EngineConfig,
+    FixedStepTime,
+    HardwareConfig,
+    ModelConfig,
+    RooflineStepTime,
+    StepTime,
+)
+from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
+from kvsim.config.trace import TraceConfig
+
+__all__ = [
+    "Connector",
+    "EngineConfig",
+    "FixedStepTime",
+    "HardwareConfig",
+    "InstantTransfer",
+    "ModelConfig",
+    "NoConnector",
+    "OffloadingConnectorConfig",
+    "OutputConfig",
+    "ProfileTransfer",
+    "RooflineStepTime",
+    "RunConfig",
+    "SimpleCPUConnectorConfig",
+    "StepTime",
+    "TraceConfig",
+    "Transfer",
+    "dump_config",
+    "load_config",
+]

@@ -1,0 +1,72 @@
+"""Where KV goes that leaves the GPU, and how long its copies take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kvsim.checked import Component, Misfit
+from kvsim.config.fields import GIB, Count
+from kvsim.units import Size
+
+
+class NoConnector(Component):
+    """No KV offloading."""
+
+    kind: Literal["none"] = Field("none", description="no connector")
+
+
+class OffloadingConnectorConfig(Component):
+    """vLLM's OffloadingConnector with CPU memory as the only tier."""
+
+    kind: Literal["offloading"] = Field("offloading", description="vLLM's OffloadingConnector")
+    cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
+        description="CPU memory for KV, in total over all ranks of the engine, such as 64GiB"
+    )
+    eviction_policy: Literal["lru", "arc"] = Field("lru", description="which blocks leave CPU memory first")
+    block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block")
+    offload_prompt_only: bool = Field(True, description="keep generated tokens out of CPU memory")
+    store_threshold: int = Field(
+        0, ge=0, description="store a block only when it was offered so many times (2 or more); 0 = always"
+    )
+    kv_layout: Literal["cross_layer", "per_layer"] = Field(
+        "cross_layer", description="one copy per block (all layers together), or one per block, layer and K or V"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> OffloadingConnectorConfig:
+        if self.store_threshold == 1:
+            raise Misfit("store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing")
+        return self
+
+
+class SimpleCPUConnectorConfig(Component):
+    """vLLM's SimpleCPUOffloadConnector: a second block pool in CPU memory."""
+
+    kind: Literal["simple_cpu"] = Field("simple_cpu", description="vLLM's SimpleCPUOffloadConnector")
+    cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
+        8 * GIB, description="CPU memory for KV, in total over all ranks of the server"
+    )
+    cpu_bytes_to_use_per_rank: Annotated[Size, Field(gt=0)] | None = Field(
+        None, description="CPU memory for KV of each rank; wins over cpu_bytes_to_use"
+    )
+    lazy_offload: bool = Field(
+        False, description="copy only what is about to be evicted from the GPU, instead of all that is computed"
+    )
+
+
+class ProfileTransfer(Component):
+    """KV copies take the time that the link profile says."""
+
+    kind: Literal["profile"] = Field("profile", description="timed by the link profile")
+
+
+class InstantTransfer(Component):
+    """KV copies take no time: the upper bound of what offloading can give."""
+
+    kind: Literal["instant"] = Field("instant", description="copies take no time")
+
+
+Connector = Annotated[NoConnector | OffloadingConnectorConfig | SimpleCPUConnectorConfig, Field(discriminator="kind")]
+Transfer = Annotated[ProfileTransfer | InstantTransfer, Field(discriminator="kind")]

@@ -1,0 +1,123 @@
+"""The whole config of a run: read, checked, overridden, written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from kvsim.checked import Component, check, components
+from kvsim.config.connector import Connector, NoConnector, ProfileTransfer, Transfer
+from kvsim.config.engine import EngineConfig, HardwareConfig, ModelConfig, RooflineStepTime, StepTime
+from kvsim.config.fields import Name, Text
+from kvsim.config.trace import TraceConfig
+from kvsim.overrides import apply_override
+from kvsim.yamlfile import Keys, dump_yaml, is_path, read_yaml
+
+
+class OutputConfig(Component):
+    """What a run leaves behind."""
+
+    folder: Text | None = Field(None, description="run folder, relative to the current folder; null = runs/<name>")
+    series_points: int = Field(2000, ge=2, description="samples in the time series")
+    plots: bool = Field(True, description="draw plots")
+
+
+class RunConfig(Component):
+    """Everything that decides what a run does; equal configs give equal results."""
+
+    name: Name | None = Field(None, description="name of the run; null = the file's name")
+    seed: int = Field(0, ge=0, description="seed of every random choice (none is made so far)")
+    trace: TraceConfig = Field(description="the requests to play: at least trace.path")
+    model: ModelConfig = Field(description="name of a model preset, or path of a HuggingFace config.json")
+    hardware: HardwareConfig = Field(default_factory=HardwareConfig, description="GPUs and links")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="the vLLM engine")
+    connector: Connector = Field(default_factory=NoConnector, description="where KV goes that leaves the GPU")
+    step_time: StepTime = Field(default_factory=RooflineStepTime, description="how long a forward pass takes")
+    transfer: Transfer = Field(default_factory=ProfileTransfer, description="how long KV copies take")
+    output: OutputConfig = Field(default_factory=OutputConfig, description="what the run leaves behind")
+    debug: bool = Field(False, description="check invariants after every step (slow)")
+
+    @property
+    def output_folder(self) -> Path:
+        """The run folder, relative to the current folder unless absolute."""
+        return Path(self.output.folder or f"runs/{self.name or 'unnamed'}")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a run's YAML file.
+
+    Paths inside the file are relative to the file's folder and become absolute, so that the resolved config
+    can be run from anywhere. Paths in overrides, and `output.folder`, are relative to the current folder.
+
+    Args:
+        path: the YAML file.
+        overrides: ``engine.block_size=32``, ``connector.kind=none``, ...; later ones win.
+
+    Raises:
+        UserError: one line about the first problem.
+    """
+    document = read_yaml(path)
+    data = document.data
+    if isinstance(data, dict):
+        for key in [key for key, value in data.items() if value is None and key in _SECTIONS]:
+            del data[key]  # a section whose every key is commented out
+        if isinstance(data.get("model"), str):
+            data["model"] = {"name": data["model"]}
+        _make_absolute(data, (), Path(path).parent)
+    sources: dict[Keys, str] = {}
+    if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
+        for override in overrides:
+            keys = apply_override(override, RunConfig, data, sources)
+            _make_absolute(data, keys, Path.cwd())
+
+    def where(keys: Keys) -> str:
+        for end in range(len(keys), 0, -1):
+            if keys[:end] in sources:
+                return sources[keys[:end]]
+        return document.where(keys)
+
+    config = check(RunConfig, document, where)
+    return config if config.name else config.model_copy(update={"name": _name_of(Path(path))})
+
+
+def dump_config(config: RunConfig) -> str:
+    """A config as YAML with every key and its units; `load_config` reads back an equal one."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+_SECTIONS = frozenset(key for key, field in RunConfig.model_fields.items() if components(field.annotation))
+_PATHS: tuple[Keys, ...] = (
+    ("trace", "path"), ("model",), ("model", "name"), ("hardware", "gpu"), ("hardware", "link"),
+)  # fmt: skip
+
+
+def _name_of(path: Path) -> str:
+    stem = "".join(c if c.isprintable() and c not in "/\\" else "-" for c in path.stem).lstrip(".")
+    return stem if stem.strip() else "unnamed"
+
+
+def _make_absolute(data: dict[str, Any], under: Keys, folder: Path) -> None:
+    """Make the paths at or below the keys `under` absolute, in place."""
+    for keys in _PATHS:
+        if keys[: len(under)] != under:
+            continue
+        section: Any = data
+        for key in keys[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            continue
+        always = keys == ("trace", "path")
+
+        def absolute(value: Any, always: bool = always) -> Any:
+            if isinstance(value, list):
+                return [absolute(item, always) for item in value]
+            if isinstance(value, str) and value and (always or is_path(value)) and "\0" not in value:
+                return os.path.abspath(folder / Path(value).expanduser())  # noqa: PTH100 - no pathlib way to drop ".."
+            return value
+
+        if keys[-1] in section:
+            section[str(keys[-1])] = absolute(section[str(keys[-1])])
