@@ -8,7 +8,7 @@ from kvsim.clock import Clock
 from kvsim.config import OffloadingConnectorConfig, SimpleCPUConnectorConfig
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.link_copier import LinkCopier
-from kvsim.copy_time import copy_time, shared_speed
+from kvsim.copy_time import copy_time
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
 from kvsim.hardware import DuplexLink, LinkDirection
@@ -106,7 +106,7 @@ class Simulation:
         plan = self.plan
         if connector is None:
             return None, None
-        link = DuplexLink(self.clock, shared_speed(plan))
+        link = DuplexLink(self.clock)
         bytes_per_block: dict[LinkDirection, int] = {
             "h2d": plan.sizes.gpu_block_bytes,
             "d2h": plan.sizes.block_bytes * plan.sizes.cpu_copies,

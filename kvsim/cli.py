@@ -63,8 +63,8 @@ def run(
 ) -> None:
     """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
     from kvsim.config import load_config
+    from kvsim.copy_plan import ASSUMED
     from kvsim.report.tables import summary_table
-    from kvsim.resolve import ASSUMED
     from kvsim.runner import run_and_save
 
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])

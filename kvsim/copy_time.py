@@ -2,73 +2,97 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 from kvsim.config import OffloadingConnectorConfig
 from kvsim.connectors.base import CopyJob
 from kvsim.connectors.link_copier import CopyTime
-from kvsim.hardware import SOLO_PPM, LinkDirection
+from kvsim.copy_path import Way, run_lengths
+from kvsim.hardware import SOLO_PPM, CopyCost, LinkDirection
+from kvsim.profile import Pieces
 from kvsim.resolve import Plan
 
 NS = 10**9
 
 
 def copy_time(plan: Plan) -> CopyTime:
-    """Time of a job: every rank copies its shard over its own link, all of them share host DRAM."""
+    """Cost of a job: every rank copies its shard over its own link, all of them share host DRAM."""
     if plan.config.transfer.kind == "instant":
-        return lambda _job, _direction: 0
+        return lambda _job, _direction: CopyCost(0)
     if isinstance(plan.config.connector, OffloadingConnectorConfig):
-        return _offloading(plan, plan.config.connector.kv_layout)
+        return _offloading(plan)
     return _simple_cpu(plan)
 
 
-def _offloading(plan: Plan, kv_layout: str) -> CopyTime:
-    """OffloadingConnector: one descriptor per block, or per tensor of a block.
+def _offloading(plan: Plan) -> CopyTime:
+    """OffloadingConnector: every piece of every block is a descriptor.
 
-    A block is one descriptor if all its layers lie together (vLLM's cross-layer layout since 0.12), else one per
-    tensor: K and V of each layer apart, or one latent per layer for MLA. Ranks that hold the same latent take turns
-    storing, so each stores only its share of the blocks.
+    Ranks that hold the same latent take turns storing, so each stores only its share of the blocks.
     """
-    sizes = plan.sizes
-    tensors = 1 if plan.model.mla else 2
-    pieces = 1 if kv_layout == "cross_layer" else tensors * plan.model.attention_layers
+    sizes, copies = plan.sizes, plan.copies
 
-    def copy_ns(job: CopyJob, direction: LinkDirection) -> int:
+    def cost(job: CopyJob, direction: LinkDirection) -> CopyCost:
         blocks = len(job.gpu_blocks)
         if direction == "d2h":
             blocks = -(-blocks * sizes.cpu_copies // sizes.ranks)
-        return _on_the_link(plan, direction, blocks, blocks * pieces)
+        return _on_the_link(plan, direction, (Pieces(copies.piece_bytes, blocks * copies.pieces),) if blocks else ())
 
-    return copy_ns
+    return cost
 
 
 def _simple_cpu(plan: Plan) -> CopyTime:
-    """SimpleCPUOffloadConnector: neighbours on both sides become one descriptor, per layer.
+    """SimpleCPUOffloadConnector: a descriptor per block and layer, all of a step in one call or a few.
 
-    vLLM 0.33.0 v1/simple_kv_offload/copy_backend.py: descriptors = runs of adjacent (source, destination) x layers.
+    vLLM 0.23.0 and 0.33.0 v1/simple_kv_offload/cuda_mem_ops.py (copy_blocks): no release joins neighbours on CUDA, and
+    0.33.0 cuts a batch at VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS. A joined stretch of blocks is one longer descriptor.
     """
-    layers = plan.model.attention_layers
+    copies = plan.copies
 
-    def copy_ns(job: CopyJob, direction: LinkDirection) -> int:
-        return _on_the_link(plan, direction, len(job.source), num_runs(job.source, job.destination) * layers)
+    def cost(job: CopyJob, direction: LinkDirection) -> CopyCost:
+        blocks = len(job.source)
+        lengths = Counter(run_lengths(job.source, job.destination)) if copies.coalesce else Counter({1: blocks})
+        batch = tuple(
+            Pieces(length * copies.piece_bytes, count * copies.pieces)
+            for length, count in sorted(lengths.items())
+            if count
+        )
+        return _on_the_link(plan, direction, batch)
 
-    return copy_ns
+    return cost
 
 
-def num_runs(source: list[int], destination: list[int]) -> int:
-    """Stretches in which both sides go up block by block."""
-    breaks = sum(
-        source[i] != source[i - 1] + 1 or destination[i] != destination[i - 1] + 1 for i in range(1, len(source))
-    )
-    return breaks + 1 if source else 0
-
-
-def _on_the_link(plan: Plan, direction: LinkDirection, blocks: int, descriptors: int) -> int:
-    """``blocks`` of one rank in so many descriptors, of equal size here; not faster than host DRAM allows."""
-    if not blocks:
-        return 0
-    num_bytes = blocks * plan.sizes.block_bytes
-    alone = plan.link.copy_ns(direction, max(num_bytes // descriptors, 1), descriptors)
+def _on_the_link(plan: Plan, direction: LinkDirection, batch: tuple[Pieces, ...]) -> CopyCost:
+    """What a batch of one rank costs; it is not faster than host DRAM allows for all ranks."""
+    if not batch:
+        return CopyCost(0)
+    copies, link = plan.copies, plan.link
+    way = copies.way(direction, sum(pieces.number for pieces in batch))
+    alone = sum(link.batch_ns(way, direction, call) for call in _calls(batch, copies.max_batch_descriptors))
+    num_bytes = sum(size * count for size, count in batch)
     dram = host_dram_bytes_per_s(plan)
-    return max(alone, -(-num_bytes * plan.sizes.ranks * NS // dram) if dram else 0)
+    least = -(-num_bytes * plan.sizes.ranks * NS // dram) if dram else 0
+    return CopyCost(max(alone, least), shared_speed(plan, way, direction), link.slowdown_ppm(way))
+
+
+def _calls(batch: tuple[Pieces, ...], limit: int) -> Iterator[tuple[Pieces, ...]]:
+    """A batch in calls of at most ``limit`` descriptors; 0 = in one."""
+    if not limit:
+        yield batch
+        return
+    call: list[Pieces] = []
+    room = limit
+    for size, count in batch:
+        left = count
+        while left:
+            taken = min(left, room)
+            call.append(Pieces(size, taken))
+            left, room = left - taken, room - taken
+            if not room:
+                yield tuple(call)
+                call, room = [], limit
+    if call:
+        yield tuple(call)
 
 
 def host_dram_bytes_per_s(plan: Plan) -> int | None:
@@ -76,15 +100,14 @@ def host_dram_bytes_per_s(plan: Plan) -> int | None:
     return plan.config.hardware.host_dram_bandwidth or plan.link.host_dram_bytes_per_s
 
 
-def shared_speed(plan: Plan) -> tuple[int, int]:
-    """Speed of (h2d, d2h) while both are busy, in parts per million: the link's, or what host DRAM leaves of it."""
+def shared_speed(plan: Plan, way: Way, direction: LinkDirection) -> int:
+    """Speed of a copy while the other direction is busy, in ppm: the link's, or what host DRAM leaves of it."""
     if plan.config.transfer.kind == "instant":
-        return SOLO_PPM, SOLO_PPM
-    h2d, d2h = plan.link.bidirectional_share()
-    dram, paths = host_dram_bytes_per_s(plan), (plan.link.h2d, plan.link.d2h)
-    if not dram or paths[0] is None or paths[1] is None:
-        return h2d, d2h
-    wanted = plan.sizes.ranks * (paths[0].peak.used * h2d + paths[1].peak.used * d2h) // SOLO_PPM
-    if wanted > dram:
-        h2d, d2h = h2d * dram // wanted, d2h * dram // wanted
-    return h2d, d2h
+        return SOLO_PPM
+    link, dram = plan.link, host_dram_bytes_per_s(plan)
+    mine = link.shared_ppm(way, direction)
+    if not dram or link.h2d is None or link.d2h is None:
+        return mine
+    both = sum(link.peak(way, side) * link.shared_ppm(way, side) for side in ("h2d", "d2h"))
+    wanted = plan.sizes.ranks * both // SOLO_PPM
+    return mine * dram // wanted if wanted > dram else mine

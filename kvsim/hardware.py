@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvsim.clock import Clock
 
@@ -13,13 +13,28 @@ LinkDirection = Literal["h2d", "d2h"]
 SOLO_PPM = 1_000_000  # speed of a stream that has the link to itself, in parts per million
 
 
+class CopyCost(NamedTuple):
+    """What a copy costs.
+
+    Attributes:
+        solo_ns: its time alone on the link, submission included.
+        shared_ppm: its speed while the other direction is busy too, in parts per million of its speed alone.
+        slowdown_ppm: a forward pass takes this many parts per million of its time while the copy runs.
+    """
+
+    solo_ns: int
+    shared_ppm: int = SOLO_PPM
+    slowdown_ppm: int = SOLO_PPM
+
+
 class Transfer:
     """A copy job on its way. ``work`` = nanoseconds alone on the link, times `SOLO_PPM`."""
 
-    __slots__ = ("finished_ns", "num_bytes", "submitted_ns", "work")
+    __slots__ = ("cost", "finished_ns", "num_bytes", "submitted_ns", "work")
 
-    def __init__(self, solo_ns: int, num_bytes: int, now_ns: int) -> None:
-        self.work = solo_ns * SOLO_PPM
+    def __init__(self, cost: CopyCost, num_bytes: int, now_ns: int) -> None:
+        self.work = cost.solo_ns * SOLO_PPM
+        self.cost = cost
         self.num_bytes = num_bytes
         self.submitted_ns = now_ns
         self.finished_ns = -1
@@ -33,27 +48,25 @@ class Transfer:
 class DuplexLink:
     """One copy stream per direction, each first in first out, over one link.
 
-    While only one direction is busy it runs at full speed; while both are, each runs at its share. A transfer is a
+    While only one direction is busy it runs at full speed; while both are, each copy runs at its share. A transfer is a
     fluid: whenever the other direction starts or stops, the rest of it is stretched or squeezed. All TP ranks move
     their shards at once over their own links, so one link stands for all of them; bytes are counted for all.
 
     Args:
-        shared_ppm: speed of (h2d, d2h) in parts per million of full speed while both are busy.
         on_finish: called at each instant at which transfers have finished.
     """
 
-    def __init__(self, env: Clock, shared_ppm: tuple[int, int], on_finish: Callable[[], None] | None = None) -> None:
+    def __init__(self, env: Clock, on_finish: Callable[[], None] | None = None) -> None:
         self._env, self.on_finish = env, on_finish
-        self._shared: dict[LinkDirection, int] = {"h2d": shared_ppm[0], "d2h": shared_ppm[1]}
         self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": deque(), "d2h": deque()}
         self._updated_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
         self.bytes: dict[LinkDirection, int] = {"h2d": 0, "d2h": 0}  # of finished transfers
         self._busy_ns: dict[LinkDirection, int] = {"h2d": 0, "d2h": 0}
 
-    def submit(self, direction: LinkDirection, solo_ns: int, num_bytes: int) -> Transfer:
-        """Queue a copy that would take ``solo_ns`` alone on the link."""
-        transfer = Transfer(solo_ns, num_bytes, self._env.now)
+    def submit(self, direction: LinkDirection, cost: CopyCost, num_bytes: int) -> Transfer:
+        """Queue a copy behind those of its direction."""
+        transfer = Transfer(cost, num_bytes, self._env.now)
         self._advance()
         self._queues[direction].append(transfer)
         self._wake_at_next_finish()
@@ -70,8 +83,9 @@ class DuplexLink:
         return not self._queues["h2d"] and not self._queues["d2h"]
 
     def _rate(self, direction: LinkDirection) -> int:
+        """Speed of the copy at the head of a direction, in parts per million."""
         other: LinkDirection = "d2h" if direction == "h2d" else "h2d"
-        return self._shared[direction] if self._queues[other] else SOLO_PPM
+        return self._queues[direction][0].cost.shared_ppm if self._queues[other] else SOLO_PPM
 
     def _advance(self) -> None:
         """Bring the heads of both queues up to now, at the rates that held since the last change."""

@@ -31,6 +31,8 @@ class Release:
     offloading_worker: type[OffloadingWorker]
     cpu_chunk_alignment_bytes: int  # a chunk's copy in CPU memory is rounded up to this (kv_offload/cpu/spec.py)
     shares_replicated_kv: bool  # MLA under TP on one node: one copy in CPU memory for all ranks
+    cross_layer_kv: bool  # OffloadingConnector asks for blocks that hold all layers (prefer_cross_layer_blocks)
+    limits_batch_descriptors: bool  # VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS (simple_kv_offload/cuda_mem_ops.py)
     simple_cpu_connector: type[SimpleCPUOffloadConnector]
     simple_cpu_worker: type[SimpleCPUOffloadWorker]
 
@@ -47,6 +49,8 @@ RELEASES = {
         offloading_worker=OffloadingWorker,
         cpu_chunk_alignment_bytes=4096,
         shares_replicated_kv=True,
+        cross_layer_kv=False,
+        limits_batch_descriptors=True,
         simple_cpu_connector=SimpleCPUOffloadConnector,
         simple_cpu_worker=SimpleCPUOffloadWorker,
     ),
@@ -61,6 +65,8 @@ RELEASES = {
         offloading_worker=OffloadingWorker023,
         cpu_chunk_alignment_bytes=1,
         shares_replicated_kv=False,
+        cross_layer_kv=True,
+        limits_batch_descriptors=False,
         simple_cpu_connector=SimpleCPUOffloadConnector023,
         simple_cpu_worker=SimpleCPUOffloadWorker,
     ),

@@ -14,6 +14,7 @@ from kvsim.config import (
     RunConfig,
     SimpleCPUConnectorConfig,
 )
+from kvsim.copy_plan import CopyPlan, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.releases import RELEASES, Release
@@ -28,7 +29,6 @@ from kvsim.steptime.spec import ModelSpec, Quantization
 from kvsim.trace.read import read_trace
 from kvsim.trace.session import Trace
 
-ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
 # vLLM's block size where none is given: 16, or 64 for MLA models (FLASHMLA), v1/attention/backends.
 BLOCK_SIZE, MLA_BLOCK_SIZE = 16, 64
 MAX_BLOCKS = 20_000_000  # the reference pool keeps about 100 bytes per block
@@ -70,6 +70,7 @@ class Plan:
     step_time: StepTimeModel
     limits: SchedulerLimits
     sizes: KVSizes
+    copies: CopyPlan
     notes: tuple[str, ...]
     cautions: tuple[str, ...]
 
@@ -117,18 +118,22 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         link = load_link(config.hardware.link or default_link(gpu.name))
     limits = _limits(config, model, gpu)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
+    release = RELEASES[config.engine.vllm_version]
+    groups = kv_layout(model, tp, sizes.block_tokens).groups
+    copies = plan_copies(config, model, release, link, block_bytes=sizes.block_bytes, groups=groups)
     return Plan(
         config=config,
         trace=trace,
-        release=RELEASES[config.engine.vllm_version],
+        release=release,
         model=model,
         gpu=gpu,
         link=link,
         step_time=_step_time(config, model, gpu, tp, ep),
         limits=limits,
         sizes=sizes,
-        notes=(*trace.notes, *model.notes, *_hardware_notes(config, gpu, link), *capacity_notes),
-        cautions=tuple(_cautions(config, model, gpu, limits, sizes)),
+        copies=copies,
+        notes=(*trace.notes, *model.notes, *_hardware_notes(config, gpu), *copies.notes, *capacity_notes),
+        cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions),
     )
 
 
@@ -266,13 +271,7 @@ def _cautions(config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: Schedul
     return found
 
 
-def _hardware_notes(config: RunConfig, gpu: GpuSpec, link: LinkProfile) -> list[str]:
-    notes: list[str] = []
+def _hardware_notes(config: RunConfig, gpu: GpuSpec) -> list[str]:
     if gpu.fidelity != "fitted" and config.step_time.kind == "roofline":
-        notes.append(f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %")
-    if config.connector.kind == "none" or config.transfer.kind != "profile":
-        return notes
-    notes += [f"{ASSUMED}{link.name} {line}" for line in link.assumptions()]
-    if link.compute_slowdown_ppm != 1_000_000:
-        notes.append(f"{link.name}: compute_slowdown {link.compute_slowdown_ppm / 1e6:g} is not simulated yet")
-    return notes
+        return [f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %"]
+    return []

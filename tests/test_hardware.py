@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.clock import Clock
-from kvsim.hardware import DuplexLink, LinkDirection, Transfer
+from kvsim.hardware import CopyCost, DuplexLink, LinkDirection, Transfer
 
 Copy = tuple[str, int, LinkDirection, int]  # (name, time of submission, direction, ns alone on the link)
 
@@ -29,11 +29,12 @@ def _play(shared_ppm: tuple[int, int], copies: Sequence[Copy]) -> list[tuple[str
             assert pending.pop(name).finished_ns == env.now
             ends.append((name, env.now))
 
-    link = DuplexLink(env, shared_ppm, look)
+    link = DuplexLink(env, look)
+    shares: dict[LinkDirection, int] = {"h2d": shared_ppm[0], "d2h": shared_ppm[1]}
 
     def submit(name: str, at: int, direction: LinkDirection, solo_ns: int) -> Generator[simpy.Event]:
         yield env.timeout(at)
-        pending[name] = link.submit(direction, solo_ns, 1)
+        pending[name] = link.submit(direction, CopyCost(solo_ns, shares[direction]), 1)
         look()
 
     for copy in copies:
@@ -89,6 +90,16 @@ def test_shares_belong_to_directions() -> None:
     ]
 
 
+def test_shares_belong_to_copies() -> None:
+    """A copy by kernel may suffer more from the other direction than one by DMA behind it in the queue."""
+    env = Clock()
+    link = DuplexLink(env)
+    slow, fast = link.submit("h2d", CopyCost(100, 250_000), 1), link.submit("h2d", CopyCost(100, 500_000), 1)
+    store = link.submit("d2h", CopyCost(1_000), 1)
+    env.run()
+    assert (slow.finished_ns, fast.finished_ns, store.finished_ns) == (400, 600, 1_000)
+
+
 def test_a_queue_keeps_the_other_direction_slow() -> None:
     """Between two copies of one direction the other does not get its full speed back."""
     copies: list[Copy] = [("a", 0, "h2d", 20), ("b", 0, "h2d", 20), ("c", 0, "d2h", 100)]
@@ -115,9 +126,9 @@ def test_a_copy_that_takes_no_time_waits_for_its_turn() -> None:
 def test_busy_time_and_bytes() -> None:
     """A direction is busy while it has a copy, also a slowed one; bytes count when their copy has ended."""
     env = Clock()
-    link = DuplexLink(env, HALF)
-    link.submit("h2d", 100, 1000)
-    link.submit("h2d", 10, 24)
+    link = DuplexLink(env)
+    link.submit("h2d", CopyCost(100, 500_000), 1000)
+    link.submit("h2d", CopyCost(10, 500_000), 24)
     seen = []
 
     def look(at: int) -> None:
@@ -125,7 +136,7 @@ def test_busy_time_and_bytes() -> None:
         seen.append((link.busy_ns("h2d"), link.busy_ns("d2h"), link.bytes["h2d"], link.bytes["d2h"]))
 
     look(60)
-    link.submit("d2h", 20, 7)
+    link.submit("d2h", CopyCost(20, 500_000), 7)
     look(99)
     look(101)  # the store ran for 40 ns at half speed, the load did 80 ns of its work
     look(125)
@@ -136,9 +147,9 @@ def test_busy_time_and_bytes() -> None:
 def test_is_idle() -> None:
     """Idle means nothing queued in either direction."""
     env = Clock()
-    link = DuplexLink(env, HALF)
+    link = DuplexLink(env)
     assert link.is_idle
-    link.submit("d2h", 10, 1)
+    link.submit("d2h", CopyCost(10), 1)
     assert not link.is_idle
     env.run()
     assert link.is_idle
@@ -149,8 +160,8 @@ def test_the_end_of_copies_is_announced_when_they_have_ended() -> None:
     env = Clock()
     transfers: list[Transfer] = []
     calls: list[tuple[int, list[bool]]] = []
-    link = DuplexLink(env, HALF, lambda: calls.append((env.now, [t.is_done for t in transfers])))
-    transfers += [link.submit("h2d", 10, 1), link.submit("h2d", 5, 1)]
+    link = DuplexLink(env, lambda: calls.append((env.now, [t.is_done for t in transfers])))
+    transfers += [link.submit("h2d", CopyCost(10), 1), link.submit("h2d", CopyCost(5), 1)]
     env.run()
     assert calls == [(10, [True, False]), (15, [True, True])]
 

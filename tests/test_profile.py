@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import UserError
-from kvsim.profile import LinkProfile, default_link, dump_link, link_names, load_link
+from kvsim.profile import LinkProfile, Pieces, default_link, dump_link, link_names, load_link
 
 KIB = 1024
 MINIMAL = """\
@@ -109,6 +109,88 @@ def test_copies_are_never_faster_than_the_peak_and_more_never_take_less(
         assert time_ns * side.peak.used >= count * descriptor_bytes * 10**9
 
 
+WAYS = """\
+dma_loop:
+  per_call: {value: 6us, source: by hand}
+kernel:
+  launch: {value: 10us, source: by hand}
+  h2d_peak: {value: 20GB/s, source: by hand}
+  d2h_peak: {value: 25GB/s, source: by hand}
+  in_flight: {value: 8KiB, source: by hand}
+  round_trip: {value: 1us, source: by hand}
+  total: {value: 30GB/s, source: by hand}
+  compute_slowdown: {value: 1.25, source: by hand}
+pageable:
+  rate: {value: 4GB/s, source: by hand}
+  per_call: {value: 8us, source: by hand}
+remote:
+  h2d: {value: 0.5, source: by hand}
+  d2h: {value: 1.0, source: by hand}
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "batch", "time_ns"),
+    [
+        # 1,024 B at 32 GB/s take 32 ns, a call 6 us; 320,000 B take 10 us
+        ("dma_loop", [(1024, 10)], 60_000),
+        ("dma_loop", [(1024, 2), (320_000, 3)], 2 * 6_000 + 3 * 10_000),
+        # 12 programs x 8 KiB in 1 us are 98 GB/s: the peak of 20 GB/s holds; 16 x 16,384 B take 13,108 ns
+        ("kernel", [(16_384, 16)], 10_000 + 13_108),
+        # 12 programs x 1 KiB in 1 us: 12.288 GB/s; 96 x 1,024 B take 8 us
+        ("kernel", [(1024, 96)], 10_000 + 8_000),
+        # two programs only: 2 x 1 KiB a us
+        ("kernel", [(1024, 2)], 10_000 + 1_000),
+        # 8,000 B at 4 GB/s are 2 us, a staged copy takes 8 us; 40,000 B take 10 us
+        ("pageable", [(8_000, 5), (40_000, 2)], 5 * 8_000 + 2 * 10_000),
+        # unequal descriptors of one batched call: each takes the time of its size in a call of 100: 512 ns and 8,192
+        ("dma_batch", [(1024, 60), (16_384, 40)], 2_000 + 60 * 512 + 40 * 8_192),
+    ],
+)  # fmt: skip
+def test_each_way_has_its_own_time(tmp_path: Path, way: str, batch: list[tuple[int, int]], time_ns: int) -> None:
+    """Loops pay per call, kernels per round trip, staged copies per piece; unequal pieces are added one by one."""
+    link = make(tmp_path, MINIMAL + WAYS)
+    assert link.batch_ns(way, "h2d", tuple(Pieces(*pieces) for pieces in batch)) == time_ns  # type: ignore[arg-type]
+
+
+def test_memory_of_the_other_socket_lowers_the_peak_only(tmp_path: Path) -> None:
+    """Half the peak doubles the time of large copies, and leaves that of slow small ones alone."""
+    link = make(tmp_path, MINIMAL + WAYS)
+    large, small = (Pieces(2**20, 1),), (Pieces(1024, 100),)
+    assert link.batch_ns("dma_batch", "h2d", large, remote=True) == 2_000 + 65_536
+    assert link.batch_ns("dma_batch", "h2d", small, remote=True) == link.batch_ns("dma_batch", "h2d", small)
+    assert link.batch_ns("dma_batch", "d2h", large, remote=True) == link.batch_ns("dma_batch", "d2h", large)
+
+
+def test_each_way_shares_and_slows_as_its_section_says(tmp_path: Path) -> None:
+    """A kernel halves its own total between directions, and slows compute by its own factor."""
+    link = make(tmp_path, MINIMAL + WAYS)
+    assert (link.shared_ppm("kernel", "h2d"), link.shared_ppm("kernel", "d2h")) == (750_000, 600_000)
+    assert link.shared_ppm("dma_loop", "h2d") == link.shared_ppm("dma_batch", "h2d") == 328_125
+    assert (link.slowdown_ppm("kernel"), link.slowdown_ppm("dma_loop")) == (1_250_000, 1_050_000)
+
+
+def test_a_profile_need_not_know_every_way(tmp_path: Path) -> None:
+    """Sections are optional; a link that takes no time knows all ways."""
+    link = make(tmp_path)
+    assert [link.has(way) for way in ("dma_batch", "dma_loop", "kernel", "pageable")] == [True, False, False, False]
+    instant = load_link("instant")
+    assert instant.has("kernel")
+    assert instant.batch_ns("kernel", "h2d", (Pieces(16_384, 100),)) == 0
+
+
+def test_the_kernel_overtakes_dma_where_it_was_seen_to_on_h100() -> None:
+    """vllm-project/vllm#57343: at 28 KiB between 64 and 256 descriptors, at 8 KiB between 16 and 64."""
+    link = load_link("pcie5-h100")
+
+    def kernel_wins(descriptor_bytes: int, number: int) -> bool:
+        batch = (Pieces(descriptor_bytes, number),)
+        return link.batch_ns("kernel", "h2d", batch) < link.batch_ns("dma_batch", "h2d", batch)
+
+    assert [kernel_wins(28 * KIB, 64), kernel_wins(28 * KIB, 256)] == [False, True]
+    assert [kernel_wins(8 * KIB, 16), kernel_wins(8 * KIB, 64)] == [False, True]
+
+
 def test_both_directions_share_the_link(tmp_path: Path) -> None:
     """Equal halves of the total unless the profile says otherwise, and no direction above its own peak."""
     assert make(tmp_path).bidirectional_share() == (328_125, 1_000_000)  # 10.5 of 32 and 10.5 of 10 GB/s
@@ -121,7 +203,7 @@ def test_the_instant_link_takes_no_time() -> None:
     link = load_link("instant")
     assert link.copy_ns("h2d", 2**21, 10_000) == link.copy_ns("d2h", 1, 1) == 0
     assert link.bidirectional_share() == (1_000_000, 1_000_000)
-    assert link.compute_slowdown_ppm == 1_000_000
+    assert link.slowdown_ppm("kernel") == link.slowdown_ppm("dma_batch") == 1_000_000
     assert link.host_dram_bytes_per_s is None
 
 
@@ -146,8 +228,11 @@ def test_every_gpu_preset_has_a_link() -> None:
 
 def test_what_was_assumed_is_listed() -> None:
     """A report can say which inputs nobody measured."""
-    assumed = [line.split(":")[0] for line in load_link("pcie5-h100").assumptions()]
+    link = load_link("pcie5-h100")
+    assumed = [line.split(":")[0] for line in link.assumptions(without={"dma_loop", "kernel", "pageable", "remote"})]
     assert assumed == ["h2d.submit", "d2h.submit", "d2h.per_descriptor", "compute_slowdown", "host_dram"]
+    kernel = [line.split(":")[0] for line in link.assumptions() if line.startswith("kernel")]
+    assert kernel == ["kernel.launch", "kernel.round_trip", "kernel.compute_slowdown"]
     assert load_link("pcie5-h200").assumptions()[2].startswith("h2d.grid: unmeasured on H200, as pcie5-h100")
 
 

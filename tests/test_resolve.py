@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from worlds import TraceBuilder
 
 from kvsim.config import RunConfig
 from kvsim.connectors.base import CopyJob
-from kvsim.copy_time import copy_time, num_runs, shared_speed
+from kvsim.copy_plan import ASSUMED
+from kvsim.copy_time import copy_time, shared_speed
 from kvsim.errors import UserError
-from kvsim.resolve import ASSUMED, Plan, resolve
+from kvsim.profile import Pieces, dump_link, load_link
+from kvsim.resolve import Plan, resolve
 
 
 def plan(model: str, gpu: str = "h100-sxm", tp: int = 1, **sections: Any) -> Plan:
@@ -66,10 +69,10 @@ def test_replicated_latents_have_one_copy_in_cpu_memory() -> None:
 def test_ranks_take_turns_storing_a_shared_copy() -> None:
     """With one copy each rank stores an eighth of the blocks, but loads all of them."""
     found = plan("deepseek-v3", "h200-sxm", 8, connector=cpu("512GiB"))
-    copy_ns, link, block = copy_time(found), found.link, found.sizes.block_bytes
-    load, store = copy_ns(job("h2d", 800), "h2d"), copy_ns(job("d2h", 800), "d2h")
-    assert load >= link.copy_ns("h2d", block, 800)
-    assert link.copy_ns("d2h", block, 100) <= store < load
+    cost, link, layer = copy_time(found), found.link, found.sizes.block_bytes // 61
+    load, store = cost(job("h2d", 800), "h2d").solo_ns, cost(job("d2h", 800), "d2h").solo_ns
+    assert load >= link.copy_ns("h2d", layer, 800 * 61)
+    assert link.copy_ns("d2h", layer, 100 * 61) <= store < load
 
 
 def test_kv_heads_are_shared_out_and_every_rank_has_its_copy() -> None:
@@ -99,25 +102,105 @@ def test_given_blocks_are_shared_by_the_groups_like_computed_ones() -> None:
     ("model", "layout", "descriptor_bytes", "pieces"),
     [
         ("llama-3.1-8b", "cross_layer", 2 * 2**20, 1),
+        ("llama-3.1-8b", "per_layer_kv", 64 * 2**10, 32),
         ("llama-3.1-8b", "per_layer", 32 * 2**10, 64),
-        ("deepseek-v2-lite", "per_layer", 73_728, 27),  # 64-token blocks: 72 KiB a layer, one latent
+        ("deepseek-v2-lite", "per_layer_kv", 73_728, 27),  # 64-token blocks: 72 KiB a layer, one latent
+        ("deepseek-v2-lite", "per_layer", 73_728, 27),
     ],
 )
 def test_descriptors_of_a_block(model: str, layout: str, descriptor_bytes: int, pieces: int) -> None:
-    """A block is one descriptor, or one per layer and K or V (facts of vLLM's block size table)."""
+    """A block is one descriptor, or one per layer, or one per layer and K or V (vLLM's block size table)."""
     found = plan(model, connector=cpu("50GiB", kv_layout=layout))
     expected = found.link.copy_ns("h2d", descriptor_bytes, 10 * pieces)
-    assert copy_time(found)(job("h2d", 10), "h2d") == expected
+    assert copy_time(found)(job("h2d", 10), "h2d").solo_ns == expected
 
 
-def test_simple_cpu_joins_neighbours() -> None:
-    """Blocks that follow each other on both sides are one descriptor per layer: 8 blocks in 2 runs, 64 descriptors."""
-    assert num_runs([4, 5, 6, 9], [1, 2, 3, 4]) == 2
-    assert num_runs([4, 5, 6], [1, 3, 4]) == 2
-    assert num_runs([], []) == 0
-    found = plan("llama-3.1-8b", connector={"kind": "simple_cpu"})
-    two_runs = CopyJob(0, "load", [1, 2, 3, 4, 9, 10, 11, 12], [5, 6, 7, 8, 9, 10, 11, 12])
-    assert copy_time(found)(two_runs, "h2d") == found.link.copy_ns("h2d", 8 * 2 * 2**20 // 64, 64)
+@pytest.mark.parametrize(
+    ("model", "version", "pieces"),
+    [
+        ("llama-3.1-8b", "0.33.0", 32),
+        ("llama-3.1-8b", "0.23.0", 1),
+        ("deepseek-v2-lite", "0.33.0", 27),
+        ("deepseek-v2-lite", "0.23.0", 27),
+        ("gpt-oss-120b", "0.23.0", 36),  # two KV groups
+    ],
+)
+def test_the_layout_is_the_release_s_own(model: str, version: str, pieces: int) -> None:
+    """0.33.0 asks for LBHNC, a piece per layer; 0.23.0 for cross-layer blocks, which MLA and hybrids don't have."""
+    assert plan(model, connector=cpu("50GiB"), engine={"vllm_version": version}).copies.pieces == pieces
+
+
+def test_small_loads_go_by_kernel_and_stores_do_not() -> None:
+    """Llama-3.1-70B TP4: 16 KiB a layer, 80 layers a block: loads by kernel at 35.2 GB/s, stores by batched DMA."""
+    found = plan("llama-3.1-70b", tp=4, connector=cpu("50GiB"))
+    load, store = copy_time(found)(job("h2d", 10), "h2d"), copy_time(found)(job("d2h", 10), "d2h")
+    assert load.solo_ns == 30_000 + 372_364  # 800 x 16,384 B at 35.2 GB/s after the launch
+    assert store.solo_ns == 4_000 + 800 * 650
+    assert (load.slowdown_ppm, store.slowdown_ppm) == (1_100_000, 1_000_000)
+    assert (load.shared_ppm, store.shared_ppm) == (973_011, 834_000)  # 34.25 of 35.2 GB/s, 41.7 of 50
+    assert any("made by a kernel on 12 SMs" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "load_ns", "store_ns"),
+    [
+        ("dma_batch", 4_000 + 1_846_085, 4_000 + 520_000),  # 16 KiB at 7.1 GB/s; 650 ns each
+        ("dma_loop", 800 * 6_000, 800 * 6_000),
+        ("kernel", 30_000 + 372_364, 30_000 + 248_243),  # 35.2 and 52.8 GB/s
+    ],
+)
+def test_the_way_can_be_forced(path: str, load_ns: int, store_ns: int) -> None:
+    """transfer.path takes all copies off the connector's own way, in both directions."""
+    found = plan("llama-3.1-70b", tp=4, connector=cpu("50GiB"), transfer={"kind": "profile", "path": path})
+    cost = copy_time(found)
+    assert (cost(job("h2d", 10), "h2d").solo_ns, cost(job("d2h", 10), "d2h").solo_ns) == (load_ns, store_ns)
+
+
+def test_a_way_that_the_profile_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A measured profile without a kernel section: forced is an error, chosen is batched DMA with a note."""
+    link = load_link("pcie5-h100").model_copy(update={"kernel": None, "name": "mine"})
+    file = tmp_path / "mine.profile.yaml"
+    file.write_text(dump_link(link))
+    hardware = {"gpu": "h100-sxm", "tensor_parallel_size": 4, "link": str(file)}
+    chosen = plan("llama-3.1-70b", hardware=hardware, connector=cpu("50GiB"))
+    assert copy_time(chosen)(job("h2d", 10), "h2d").solo_ns == link.copy_ns("h2d", 16_384, 800)
+    assert any("link profile mine has no section kernel: batched DMA" in note for note in chosen.notes)
+    forced = {"kind": "profile", "path": "kernel"}
+    with pytest.raises(UserError, match=r"transfer\.path: kernel: link profile mine has no section kernel"):
+        plan("llama-3.1-70b", hardware=hardware, connector=cpu("50GiB"), transfer=forced)
+
+
+def simple(**more: Any) -> dict[str, Any]:
+    """A SimpleCPU connector."""
+    return {"kind": "simple_cpu", **more}
+
+
+def test_simple_cpu_copies_block_by_block() -> None:
+    """VLLM's copy_blocks on CUDA: a descriptor per block and layer, neighbours or not, small or not, always DMA."""
+    found = plan("llama-3.1-70b", tp=4, connector=simple())
+    cost = copy_time(found)(job("h2d", 8), "h2d")
+    assert cost.solo_ns == found.link.copy_ns("h2d", 16_384, 8 * 80)
+    assert cost.slowdown_ppm == 1_000_000
+
+
+def test_simple_cpu_may_join_neighbours() -> None:
+    """With coalesce, 3 + 1 + 5 neighbours are pieces of three sizes per layer, each with the time of its own size."""
+    found = plan("llama-3.1-70b", tp=4, connector=simple(coalesce=True))
+    runs = CopyJob(0, "load", [1, 2, 3, 7, 20, 21, 22, 23, 24], [5, 6, 7, 8, 9, 10, 11, 12, 13])
+    batch = (Pieces(16_384, 80), Pieces(3 * 16_384, 80), Pieces(5 * 16_384, 80))
+    assert copy_time(found)(runs, "h2d").solo_ns == found.link.batch_ns("dma_batch", "h2d", batch)
+    mean = found.link.copy_ns("h2d", 3 * 16_384, 240)
+    assert copy_time(found)(runs, "h2d").solo_ns != mean  # the small ones cost more than a mean of sizes tells
+
+
+def test_a_limit_of_descriptors_cuts_a_batch_into_calls() -> None:
+    """640 descriptors with at most 300 in a call: three calls, each with its submit time."""
+    found = plan("llama-3.1-70b", tp=4, connector=simple(max_batch_descriptors=300))
+    link = found.link
+    calls = 2 * link.copy_ns("h2d", 16_384, 300) + link.copy_ns("h2d", 16_384, 40)
+    assert copy_time(found)(job("h2d", 8), "h2d").solo_ns == calls
+    old = plan("llama-3.1-70b", tp=4, connector=simple(max_batch_descriptors=300), engine={"vllm_version": "0.23.0"})
+    assert any("0.23.0 has no VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS" in caution for caution in old.cautions)
 
 
 def test_sizes_of_simple_cpu() -> None:
@@ -134,15 +217,13 @@ def test_sizes_of_simple_cpu() -> None:
 def test_host_memory_caps_both_directions_together() -> None:
     """TP8: while both directions run, all ranks together move no more than host DRAM gives."""
     found = plan("llama-3.1-70b", tp=8, connector=cpu("50GiB"))
-    h2d, d2h = shared_speed(found)
+    h2d, d2h = shared_speed(found, "dma_batch", "h2d"), shared_speed(found, "dma_batch", "d2h")
     link, dram = found.link, found.link.host_dram_bytes_per_s
-    assert link.h2d is not None
-    assert link.d2h is not None
     assert dram is not None
-    total = 8 * (link.h2d.peak.used * h2d + link.d2h.peak.used * d2h) / 1e6
+    total = 8 * (link.peak("dma_batch", "h2d") * h2d + link.peak("dma_batch", "d2h") * d2h) / 1e6
     assert total == pytest.approx(dram, rel=1e-4)
     alone = plan("llama-3.1-8b", connector=cpu("50GiB"))
-    assert shared_speed(alone) == tuple(alone.link.bidirectional_share())
+    assert shared_speed(alone, "dma_batch", "h2d") == alone.link.bidirectional_share().h2d_ppm
 
 
 def test_assumptions_are_told_where_they_matter() -> None:

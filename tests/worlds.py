@@ -131,7 +131,7 @@ def random_config(rng: random.Random) -> RunConfig:
             "block_size_factor": factor,
             "offload_prompt_only": rng.random() < 0.7,
             "store_threshold": rng.choice([0, 0, 2]),
-            "kv_layout": rng.choice(["cross_layer", "per_layer"]),
+            "kv_layout": rng.choice(["auto", "cross_layer", "per_layer_kv", "per_layer"]),
         }
     if rng.random() < 0.2:
         size = f"{rng.choice([4, 40, 150, 2000]) * 2}MiB"

@@ -30,8 +30,10 @@ class OffloadingConnectorConfig(Component):
     store_threshold: int = Field(
         0, ge=0, description="store a block only when it was offered so many times (2 or more); 0 = always"
     )
-    kv_layout: Literal["cross_layer", "per_layer"] = Field(
-        "cross_layer", description="one copy per block (all layers together), or one per block, layer and K or V"
+    kv_layout: Literal["auto", "cross_layer", "per_layer_kv", "per_layer"] = Field(
+        "auto",
+        description="cross_layer = one copy per block (all layers together); per_layer_kv = one per block and layer;"
+        " per_layer = one per block, layer and K or V; auto = as the release allocates KV",
     )
 
     @model_validator(mode="after")
@@ -54,12 +56,23 @@ class SimpleCPUConnectorConfig(Component):
     lazy_offload: bool = Field(
         False, description="copy only what is about to be evicted from the GPU, instead of all that is computed"
     )
+    coalesce: bool = Field(
+        False, description="join blocks that are neighbours on both sides into one copy; no release does on CUDA"
+    )
+    max_batch_descriptors: int = Field(
+        0, ge=0, description="vLLM's VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS: copies in one call; 0 = no limit"
+    )
 
 
 class ProfileTransfer(Component):
     """KV copies take the time that the link profile says."""
 
     kind: Literal["profile"] = Field("profile", description="timed by the link profile")
+    path: Literal["auto", "dma_batch", "dma_loop", "kernel"] = Field(
+        "auto",
+        description="dma_batch = one call per transfer; dma_loop = one call per descriptor (before CUDA 12.8);"
+        " kernel = by SMs; auto = as the connector chooses for each transfer",
+    )
 
 
 class InstantTransfer(Component):

@@ -8,20 +8,20 @@ from kvsim.clock import Clock
 from kvsim.connectors.base import CopyJob
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.offloading import Job
-from kvsim.hardware import DuplexLink
+from kvsim.hardware import CopyCost, DuplexLink
 
 
 def test_jobs_on_the_link() -> None:
     """Loads go host to device, stores device to host; time and bytes follow from the job's GPU blocks."""
     env = Clock()
     asked: list[tuple[str, int]] = []
-    link = DuplexLink(env, (1_000_000, 1_000_000))
+    link = DuplexLink(env)
 
-    def copy_ns(job: CopyJob, direction: str) -> int:
+    def copy_time(job: CopyJob, direction: str) -> CopyCost:
         asked.append((direction, len(job.gpu_blocks)))
-        return 10 * len(job.gpu_blocks)
+        return CopyCost(10 * len(job.gpu_blocks))
 
-    copier = LinkCopier(link, copy_ns, block_bytes={"h2d": 64, "d2h": 32})
+    copier = LinkCopier(link, copy_time, block_bytes={"h2d": 64, "d2h": 32})
     r = make_request("r")
     load = Job(0, "load", [0], [7], request=r, keys=[5])  # half of a chunk of two blocks
     store = Job(1, "store", [1, 2, 3, 4], [0, 1], request=r, keys=[5, 6])
