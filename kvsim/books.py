@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.site import Traffic
 from kvsim.engine import EngineObserver, stuck_requests
 from kvsim.hardware import DuplexLink
 from kvsim.request import Request, RequestStatus
@@ -18,7 +19,7 @@ class Offload:
     """What the books look at where KV is offloaded."""
 
     connector: KVConnector
-    link: DuplexLink
+    link: DuplexLink | Traffic
 
 
 class Books(EngineObserver):
@@ -136,6 +137,12 @@ class Books(EngineObserver):
             entry = self._open[request]
             entry.reason = reason
             entry.output_tokens, entry.preemptions = request.num_output_tokens, request.num_preemptions
+        held = self._scheduler.kv.tables.keys() - self._scheduler.requests.keys()
+        if held:
+            record.cautions.append(
+                f"{len(held)} ended requests hold their GPU blocks for ever: the connector's worker never reported them"
+                " as sent (or received, if they were aborted while they were loaded)."
+            )
         if self._cut_short:
             longest = self._scheduler.limits.max_model_len
             record.notes.append(f"{self._cut_short} requests stopped early at max_model_len {longest}")

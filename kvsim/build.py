@@ -5,14 +5,17 @@ from __future__ import annotations
 from kvsim.books import Books, Offload
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
-from kvsim.config import OffloadingConnectorConfig, SimpleCPUConnectorConfig
+from kvsim.config import CustomConnector, OffloadingConnectorConfig, SimpleCPUConnectorConfig
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.link_copier import LinkCopier
+from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
 from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.instance import Instance
+from kvsim.offload.manager import PolicyFactory
+from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series
 from kvsim.trace.replay import ReplayOptions, play
@@ -69,23 +72,50 @@ class Simulation:
             max_model_len=plan.limits.max_model_len,
             enable_caching=config.engine.enable_prefix_caching,
         )
-        connector = self._connector(kv)
+        site = self._site(kv)
+        connector = self._connector(kv, site)
         scheduler = plan.release.scheduler(plan.limits, kv, connector)
-        worker, link = self._worker(connector)
+        worker, link = self._worker(connector, site)
         offload = Offload(connector, link) if connector is not None and link is not None else None
         books = Books(self.clock, scheduler, self.record, offload)
         engine = Engine(self.clock, scheduler, plan.step_time, worker, observer=books, check_every_step=config.debug)
-        if link is not None:
+        if isinstance(link, DuplexLink):
             link.on_finish = engine.notify
+        site.wakes(engine.notify)
         self._note_sizes()
         return books, Instance(engine, books, self.record.requests, self._request_ended)
 
-    def _connector(self, kv: KVCacheManager) -> KVConnector | None:
+    def _site(self, kv: KVCacheManager) -> Site:
+        """What a connector of the user's own gets to see."""
+        plan, config = self.plan, self.plan.config
+        return Site(
+            clock=self.clock,
+            block_size=plan.sizes.block_tokens,
+            block_bytes=plan.sizes.gpu_block_bytes,
+            num_gpu_blocks=plan.sizes.num_gpu_blocks,
+            tensor_parallel_size=plan.sizes.ranks,
+            enable_caching=config.engine.enable_prefix_caching,
+            seed=config.seed,
+            pool=kv.pool,
+            gpu_copy_time=copy_time(plan),
+            instant=config.transfer.kind == "instant",
+        )
+
+    def _policy(self, config: OffloadingConnectorConfig) -> PolicyFactory:
+        policies, name = self.plan.release.policies, config.eviction_policy
+        if name in policies:
+            return policies[name]
+        return POLICIES.factory(name, config.eviction_policy_options, self.plan.config.python_path)
+
+    def _connector(self, kv: KVCacheManager, site: Site) -> KVConnector | None:
         plan, config, release = self.plan, self.plan.config.connector, self.plan.release
+        if isinstance(config, CustomConnector):
+            connector: KVConnector = CONNECTORS.make(config.kind, [site], config.options, plan.config.python_path)
+            setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
+            return connector
         if isinstance(config, OffloadingConnectorConfig):
-            policy = release.policies[config.eviction_policy]
             return release.offloading_connector(
-                release.manager(plan.sizes.num_cpu_chunks, policy, config.store_threshold),
+                release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold),
                 block_size=plan.sizes.block_tokens,
                 block_size_factor=config.block_size_factor,
                 offload_prompt_only=config.offload_prompt_only,
@@ -102,10 +132,14 @@ class Simulation:
             )
         return None
 
-    def _worker(self, connector: KVConnector | None) -> tuple[ConnectorWorker | None, DuplexLink | None]:
+    def _worker(
+        self, connector: KVConnector | None, site: Site
+    ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
         plan = self.plan
         if connector is None:
             return None, None
+        if isinstance(plan.config.connector, CustomConnector):
+            return connector.make_worker(), Traffic(site.links)
         link = DuplexLink(self.clock)
         bytes_per_block: dict[LinkDirection, int] = {
             "h2d": plan.sizes.gpu_block_bytes,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 
 from kvsim.errors import UserError
 from kvsim.profile import default_link, link_names, load_link
+from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Registry
 from kvsim.releases import RELEASES
 from kvsim.steptime.gpu import gpu_names, load_gpu
 from kvsim.steptime.model import load_model, model_names
 
 
 def catalogue(kind: str) -> list[tuple[str, str]]:
-    """(name, description) of all ``models``, ``gpus``, ``links``, ``policies`` or ``releases``."""
-    return {"models": _models, "gpus": _gpus, "links": _links, "policies": _policies, "releases": _releases}[kind]()
+    """(name, description) of everything of a kind (see `KINDS`)."""
+    return KINDS[kind]()
 
 
 def _models() -> list[tuple[str, str]]:
@@ -45,10 +46,22 @@ def _links() -> list[tuple[str, str]]:
     return [(name, load_link(name).device) for name in link_names()]
 
 
-def _policies() -> list[tuple[str, str]]:
-    newest = next(iter(RELEASES.values()))
-    return [(name, (inspect.getdoc(policy) or "").splitlines()[0]) for name, policy in newest.policies.items()]
-
-
 def _releases() -> list[tuple[str, str]]:
     return [(name, f"decides as vLLM {name}") for name in RELEASES]
+
+
+def _registered(registry: Registry) -> Callable[[], list[tuple[str, str]]]:
+    """What a registry knows, and that there may be more."""
+    return lambda: [*registry.about(), ("module:Class", f"a {registry.part} of your own")]
+
+
+KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
+    "connectors": lambda: [("none", "no KV leaves the GPU"), *_registered(CONNECTORS)()],
+    "policies": _registered(POLICIES),
+    "tiers": _registered(TIERS),
+    "step-times": _registered(STEP_TIMES),
+    "models": _models,
+    "gpus": _gpus,
+    "links": _links,
+    "releases": _releases,
+}

@@ -98,7 +98,7 @@ def component_at(model: type[BaseModel], keys: Keys, data: object) -> type[BaseM
         options = components(current.model_fields[key].annotation)
         if len(options) > 1:
             kind = data.get("kind") if isinstance(data, dict) else None
-            options = [option for option in options if kind in kinds(option)]
+            options = [option for option in options if is_selected(option, kind)]
         current = options[0] if len(options) == 1 else None
     return current
 
@@ -118,6 +118,12 @@ def kinds(component: type[BaseModel]) -> tuple[str, ...]:
     if field is None or get_origin(field.annotation) is not Literal:
         return ()
     return get_args(field.annotation)
+
+
+def is_selected(component: type[BaseModel], kind: object) -> bool:
+    """Whether this value of `kind:` selects the class: one of its kinds, or a path if it takes module_path:Class."""
+    named = kinds(component)
+    return kind in named if named else isinstance(kind, str) and ":" in kind
 
 
 class _Problem:
@@ -167,6 +173,9 @@ class _Problem:
             return f"unknown key {name}{self._unknown()}"
         if self.type == "missing":
             return f"{name} is missing{self._help()}"
+        if self.type == "union_tag_not_found" and not isinstance(self.input, dict):
+            name = ".".join(str(key) for key in self.keys[:-1])
+            return f"{name}: expected a mapping of keys, found {show(self.input)}"
         if self.type == "union_tag_not_found":
             return f"{name} is missing, expected one of {self.context_list()}"
         if self.type == "union_tag_invalid":

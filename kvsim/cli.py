@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -19,6 +21,7 @@ from kvsim.cli_conform import conform
 from kvsim.cli_trace import trace_app
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
+from kvsim.registry import user_code
 
 app = typer.Typer(
     help="Predict what KV-cache offloading does to LLM serving.",
@@ -127,10 +130,13 @@ def compare(
 class Kind(StrEnum):
     """What `kvsim list` can list."""
 
+    connectors = "connectors"
+    policies = "policies"
+    tiers = "tiers"
+    step_times = "step-times"
     models = "models"
     gpus = "gpus"
     links = "links"
-    policies = "policies"
     releases = "releases"
 
 
@@ -158,7 +164,8 @@ def main() -> None:
     """Entry point: whatever the user can mend is one line on standard error and exit code 2."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        app()
+        with _users_code():
+            app()
     except UserError as error:
         _fail(str(error), 2)
     except BrokenPipeError:  # the reader of our output has gone
@@ -168,6 +175,22 @@ def main() -> None:
         _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
     except MemoryError:
         _fail("out of memory: fewer blocks (num_gpu_blocks_override, cpu_bytes_to_use) or sessions would fit", 2)
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    """An error in a module that the user brought is shown as the user's own: its part of the traceback, exit code 1."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        own = user_code(error)
+        if not own:
+            raise
+        print("in the code that module:Class names (most recent call last):", file=sys.stderr)
+        print("".join(own), end="", file=sys.stderr)
+        _fail(f"{type(error).__name__}: {error}", 1)
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from kvsim.config import OffloadingConnectorConfig
+from kvsim.config import CustomConnector, OffloadingConnectorConfig
 from kvsim.connectors.base import CopyJob
 from kvsim.connectors.link_copier import CopyTime
 from kvsim.copy_path import Way, run_lengths
@@ -20,7 +20,7 @@ def copy_time(plan: Plan) -> CopyTime:
     """Cost of a job: every rank copies its shard over its own link, all of them share host DRAM."""
     if plan.config.transfer.kind == "instant":
         return lambda _job, _direction: CopyCost(0)
-    if isinstance(plan.config.connector, OffloadingConnectorConfig):
+    if isinstance(plan.config.connector, (OffloadingConnectorConfig, CustomConnector)):
         return _offloading(plan)
     return _simple_cpu(plan)
 

@@ -141,7 +141,7 @@ class Engine:
         connector = self.scheduler.connector
         if worker is None or connector is None:
             return False
-        return bool(worker.received or (worker.jobs and not connector.restless))
+        return bool(worker.received or worker.sent or (worker.jobs and not connector.restless))
 
     def _take_aborts(self) -> None:
         for request in self._aborts:

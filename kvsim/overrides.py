@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvsim.checked import component_at, components, kinds
+from kvsim.checked import component_at, components, is_selected
 from kvsim.errors import UserError
 from kvsim.yamlfile import Keys, parse_yaml
 
@@ -69,7 +69,7 @@ def _drop_foreign(model: type[BaseModel], section: dict[str, Any], key: str, kin
     options = components(field.annotation) if field is not None else []
 
     def names(chosen: object) -> set[str]:
-        return {name for option in options if chosen in kinds(option) for name in option.model_fields}
+        return {name for option in options if is_selected(option, chosen) for name in option.model_fields}
 
     for name in names(section.get("kind")) - names(kind) if names(kind) else set():
         section.pop(name, None)

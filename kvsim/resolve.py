@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvsim.config import (
     Connector,
+    CustomStepTime,
     FixedStepTime,
     OffloadingConnectorConfig,
     RunConfig,
@@ -17,10 +18,12 @@ from kvsim.config import (
 from kvsim.copy_plan import CopyPlan, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.profile import LinkProfile, default_link, load_link
+from kvsim.registry import STEP_TIMES
 from kvsim.releases import RELEASES, Release
 from kvsim.scheduler import SchedulerLimits
-from kvsim.steptime.base import StepTimeModel
+from kvsim.steptime.base import Deployment, StepTimeModel
 from kvsim.steptime.capacity import default_limits, estimate_num_gpu_blocks, kv_layout
+from kvsim.steptime.custom import CustomStep
 from kvsim.steptime.fixed import FixedStep
 from kvsim.steptime.gpu import GpuSpec, load_gpu
 from kvsim.steptime.model import load_model
@@ -248,6 +251,9 @@ def _cpu_chunks(connector: Connector, block_bytes: int, ranks: int, copies: int,
 def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: int) -> StepTimeModel:
     if isinstance(config.step_time, FixedStepTime):
         return FixedStep(config.step_time.per_step, config.step_time.per_token)
+    if isinstance(config.step_time, CustomStepTime):
+        name, options = config.step_time.kind, config.step_time.options
+        return CustomStep(name, STEP_TIMES.make(name, [Deployment(model, gpu, tp, ep)], options, config.python_path))
     return Roofline(model, gpu, tp, ep)
 
 

@@ -58,7 +58,7 @@ class Scheduler:
         self.waiting = self.queues(limits.scheduling_policy)
         self.running: list[Request] = []
         self.requests: dict[Request, None] = {}  # all that have arrived and not ended
-        self._loading_aborted: dict[Request, None] = {}  # aborted, but a load still writes into their blocks
+        self._held: dict[Request, int] = {}  # ended, but so many reports of the worker are due before it is freed
         self.received: set[Request] = set()  # loads that are complete; never iterated
         self.num_preemptions = 0
         self._by_priority = limits.scheduling_policy == "priority"
@@ -101,7 +101,7 @@ class Scheduler:
         return bool(
             self.requests
             or self._finished
-            or self._loading_aborted
+            or self._held
             or (self.connector is not None and self.connector.has_pending_work())
         )
 
@@ -283,21 +283,31 @@ class Scheduler:
             self.connector.update_connector_output(worker_output)
             for request in worker_output.received:
                 if request.is_finished:  # aborted meanwhile
-                    del self._loading_aborted[request]
-                    self.kv.free(request)
+                    self._release(request)
                 else:
                     self.received.add(request)
+            for request in worker_output.sent:
+                self._release(request)
         return ended
 
     def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
         request.status = status
         self._inflight_prefills.pop(request, None)
+        reports = int(keep_blocks)
         if self.connector is not None:
-            self.connector.request_finished(request, self.kv.tables.get(request, []))
+            reports += bool(self.connector.request_finished(request, self.kv.tables.get(request, [])))
         self._finished.append(request)
         del self.requests[request]
-        if keep_blocks:
-            self._loading_aborted[request] = None
+        if reports:
+            self._held[request] = reports
+        else:
+            self.kv.free(request)
+
+    def _release(self, request: Request) -> None:
+        """A report has come that an ended request's blocks waited for (vLLM 0.33.0: finished_sending, _free_blocks)."""
+        reports = self._held.pop(request) - 1
+        if reports:
+            self._held[request] = reports
         else:
             self.kv.free(request)
 
@@ -311,7 +321,7 @@ class Scheduler:
             self.connector.check(at_end=at_end)
         if at_end:
             assert not self.requests, "requests are left"
-            assert not self._loading_aborted, "loads of aborted requests are left"
+            assert not self._held, "blocks of ended requests are still held"
             assert not self.kv.tables, "block tables are left"
 
 

@@ -131,6 +131,7 @@ class ScriptedConnector(KVConnector):
         self._script = {name: list(answers) for name, answers in (script or {}).items()}
         self.calls: list[tuple[Any, ...]] = []
         self.pending = False
+        self.sends = False  # whether ended requests keep their blocks until they are reported as sent
 
     def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> Answer:
         answers = self._script.get(request.request_id, [(0, False)])
@@ -145,8 +146,9 @@ class ScriptedConnector(KVConnector):
         self.calls.append(("meta",))
         return "meta"
 
-    def request_finished(self, request: Request, table: list[int]) -> None:
+    def request_finished(self, request: Request, table: list[int]) -> bool:
         self.calls.append(("finished", request.request_id, list(table)))
+        return self.sends
 
     def update_connector_output(self, output: WorkerOutput) -> None:
         self.calls.append(("output", output.jobs, [request.request_id for request in output.received]))
@@ -179,11 +181,11 @@ def make_scheduler(
 
 
 def step(
-    scheduler: Scheduler, *, received: Sequence[Request] = (), jobs: Sequence[int] = ()
+    scheduler: Scheduler, *, received: Sequence[Request] = (), jobs: Sequence[int] = (), sent: Sequence[Request] = ()
 ) -> tuple[SchedulerOutput, list[str]]:
     """One step, with these reports of the worker. Returns the decision and the ids of those that ended."""
     output = scheduler.schedule()
-    report = None if scheduler.connector is None else WorkerOutput(list(received), list(jobs))
+    report = None if scheduler.connector is None else WorkerOutput(list(received), list(jobs), list(sent))
     ended = scheduler.update_from_output(output, report)
     scheduler.check()
     return output, ids(ended)

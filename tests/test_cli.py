@@ -159,8 +159,12 @@ def test_a_killed_run_leaves_nothing(workplace: Path) -> None:
 
 
 def test_lists() -> None:
-    """Every preset is listed with a line about it, for people and machines."""
-    for kind, name in (("models", "llama-3.1-70b"), ("gpus", "h100-sxm"), ("links", "pcie5-h100"), ("policies", "arc")):
+    """Every name that a config may use is listed with a line about it, for people and machines."""
+    names = {
+        "models": "llama-3.1-70b", "gpus": "h100-sxm", "links": "pcie5-h100", "policies": "arc",
+        "connectors": "simple_cpu", "tiers": "module:Class", "step-times": "fixed", "releases": "0.23.0",
+    }  # fmt: skip
+    for kind, name in names.items():
         rows = json.loads(kvsim("list", kind, "--json", cwd=REPO).stdout)
         assert name in {row["name"] for row in rows}
         assert all(row["description"] for row in rows)

@@ -736,3 +736,61 @@ def test_an_observed_scheduler_asks_every_time() -> None:
     step(observed)
     step(observed)
     assert log == [("a", 0, 0, False), ("b", 8, 0, False), ("b", 8, 0, False)]
+
+
+def test_blocks_of_an_ended_request_are_kept_until_they_are_sent() -> None:
+    """`request_finished` answered True: its blocks are free only after the worker's ``sent``."""
+    connector = ScriptedConnector()
+    connector.sends = True
+    scheduler = make_scheduler(num_blocks=5, connector=connector)
+    a, b = make_request("a", "AB"), make_request("b", "CDE")
+    scheduler.add_request(a)
+    assert step(scheduler)[1] == ["a"]
+    scheduler.add_request(b)
+    output, _ = step(scheduler)
+    assert (scheduled(output), output.finished) == ([], [a])  # two blocks are free, b needs three
+    assert (scheduler.kv.pool.num_free, scheduler.has_requests()) == (2, True)
+    step(scheduler, sent=[a])
+    assert scheduler.kv.pool.num_free == 4
+    assert scheduled(step(scheduler)[0]) == [("b", 12)]
+    step(scheduler, sent=[b])
+    assert not scheduler.has_requests()
+    scheduler.check(at_end=True)
+
+
+def test_an_ended_request_keeps_the_engine_stepping_until_it_is_sent() -> None:
+    """Nobody is left to serve, but blocks are to be freed."""
+    connector = ScriptedConnector()
+    connector.sends = True
+    scheduler = make_scheduler(connector=connector)
+    a = make_request("a", "A")
+    scheduler.add_request(a)
+    step(scheduler)
+    step(scheduler)  # the end is told
+    assert scheduler.has_requests()
+    with pytest.raises(AssertionError, match="blocks of ended requests are still held"):
+        scheduler.check(at_end=True)
+    step(scheduler, sent=[a])
+    assert not scheduler.has_requests()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_aborted_while_loading_and_kept_for_sending(together: bool) -> None:
+    """Blocks that a load writes to and a store may read are free after both reports, in one step or in two."""
+    connector = ScriptedConnector({"a": [(8, True)]})
+    connector.sends = True
+    scheduler = make_scheduler(num_blocks=5, connector=connector)
+    a = make_request("a", "AB")
+    scheduler.add_request(a)
+    step(scheduler)
+    scheduler.abort_request(a)
+    step(scheduler)
+    assert scheduler.kv.pool.num_free == 2
+    if together:
+        step(scheduler, received=[a], sent=[a])
+    else:
+        step(scheduler, sent=[a])
+        assert scheduler.kv.pool.num_free == 2
+        step(scheduler, received=[a])
+    assert scheduler.kv.pool.num_free == 4
+    scheduler.check(at_end=True)

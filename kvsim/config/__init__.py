@@ -13,6 +13,7 @@ from kvsim.config.connector import (
     SimpleCPUConnectorConfig,
     Transfer,
 )
+from kvsim.config.custom import CustomConnector, CustomStepTime
 from kvsim.config.engine import (
     EngineConfig,
     FixedStepTime,
@@ -26,6 +27,8 @@ from kvsim.config.trace import TraceConfig
 
 __all__ = [
     "Connector",
+    "CustomConnector",
+    "CustomStepTime",
     "EngineConfig",
     "FixedStepTime",
     "HardwareConfig",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
+from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, Count
 from kvsim.units import Size
 
@@ -24,7 +25,10 @@ class OffloadingConnectorConfig(Component):
     cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
         description="CPU memory for KV, in total over all ranks of the engine, such as 64GiB"
     )
-    eviction_policy: Literal["lru", "arc"] = Field("lru", description="which blocks leave CPU memory first")
+    eviction_policy: Annotated[str, name_or_class("lru", "arc")] = Field(
+        "lru", description="which blocks leave CPU memory first: a name, or module_path:Class of your own"
+    )
+    eviction_policy_options: ClassOptions = Field(description="what a policy of your own gets")
     block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block")
     offload_prompt_only: bool = Field(True, description="keep generated tokens out of CPU memory")
     store_threshold: int = Field(
@@ -81,5 +85,11 @@ class InstantTransfer(Component):
     kind: Literal["instant"] = Field("instant", description="copies take no time")
 
 
-Connector = Annotated[NoConnector | OffloadingConnectorConfig | SimpleCPUConnectorConfig, Field(discriminator="kind")]
+Connector = Annotated[
+    Annotated[NoConnector, Tag("none")]
+    | Annotated[OffloadingConnectorConfig, Tag("offloading")]
+    | Annotated[SimpleCPUConnectorConfig, Tag("simple_cpu")]
+    | Annotated[CustomConnector, Tag(CUSTOM)],
+    BY_KIND,
+]
 Transfer = Annotated[ProfileTransfer | InstantTransfer, Field(discriminator="kind")]

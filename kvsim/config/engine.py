@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
+from kvsim.config.custom import BY_KIND, CUSTOM, CustomStepTime
 from kvsim.config.fields import Count, Text
 from kvsim.units import Duration, Rate, Size
 
@@ -117,4 +118,9 @@ class FixedStepTime(Component):
         return self
 
 
-StepTime = Annotated[RooflineStepTime | FixedStepTime, Field(discriminator="kind")]
+StepTime = Annotated[
+    Annotated[RooflineStepTime, Tag("roofline")]
+    | Annotated[FixedStepTime, Tag("fixed")]
+    | Annotated[CustomStepTime, Tag(CUSTOM)],
+    BY_KIND,
+]

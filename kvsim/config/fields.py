@@ -19,6 +19,10 @@ def _path_list(value: object) -> object:
     raise ValueError(f"expected a path or a list of paths, found {value!r:.60}")
 
 
+def _folder_list(value: object) -> object:
+    return () if value in ([], ()) else _path_list(value)
+
+
 def _yes_no(value: object) -> object:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 
@@ -32,6 +36,7 @@ def _name(value: object) -> object:
 
 
 Paths = Annotated[tuple[str, ...], BeforeValidator(_path_list), PlainSerializer(list, return_type=list[str])]
+Folders = Annotated[tuple[str, ...], BeforeValidator(_folder_list), PlainSerializer(list, return_type=list[str])]
 YesNo = Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yes_no)]
 Name = Annotated[str, BeforeValidator(_name)]
 Text = Annotated[str, Field(min_length=1)]

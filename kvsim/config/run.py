@@ -11,8 +11,9 @@ from pydantic import Field
 
 from kvsim.checked import Component, check, components
 from kvsim.config.connector import Connector, NoConnector, ProfileTransfer, Transfer
+from kvsim.config.custom import check_classes, class_paths
 from kvsim.config.engine import EngineConfig, HardwareConfig, ModelConfig, RooflineStepTime, StepTime
-from kvsim.config.fields import Name, Text
+from kvsim.config.fields import Folders, Name, Text
 from kvsim.config.trace import TraceConfig
 from kvsim.overrides import apply_override
 from kvsim.yamlfile import Keys, dump_yaml, is_path, read_yaml
@@ -39,6 +40,9 @@ class RunConfig(Component):
     step_time: StepTime = Field(default_factory=RooflineStepTime, description="how long a forward pass takes")
     transfer: Transfer = Field(default_factory=ProfileTransfer, description="how long KV copies take")
     output: OutputConfig = Field(default_factory=OutputConfig, description="what the run leaves behind")
+    python_path: Folders = Field(
+        (), description="where modules of module_path:Class are found beside sys.path; if not given, this file's folder"
+    )
     debug: bool = Field(False, description="check invariants after every step (slow)")
 
     @property
@@ -74,6 +78,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             keys = apply_override(override, RunConfig, data, sources)
             _make_absolute(data, keys, Path.cwd())
 
+        if "python_path" not in data and (classes := class_paths(data)):
+            folders = [Path(path).parent, *(Path.cwd() for place, _, _ in classes if place in sources)]
+            data["python_path"] = list(dict.fromkeys(map(os.path.abspath, folders)))
+
     def where(keys: Keys) -> str:
         for end in range(len(keys), 0, -1):
             if keys[:end] in sources:
@@ -81,6 +89,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         return document.where(keys)
 
     config = check(RunConfig, document, where)
+    check_classes(document.data, config.python_path, document, where)
     return config if config.name else config.model_copy(update={"name": _name_of(Path(path))})
 
 
@@ -91,7 +100,7 @@ def dump_config(config: RunConfig) -> str:
 
 _SECTIONS = frozenset(key for key, field in RunConfig.model_fields.items() if components(field.annotation))
 _PATHS: tuple[Keys, ...] = (
-    ("trace", "path"), ("model",), ("model", "name"), ("hardware", "gpu"), ("hardware", "link"),
+    ("trace", "path"), ("python_path",), ("model",), ("model", "name"), ("hardware", "gpu"), ("hardware", "link"),
 )  # fmt: skip
 
 
@@ -110,7 +119,7 @@ def _make_absolute(data: dict[str, Any], under: Keys, folder: Path) -> None:
             section = section.get(key) if isinstance(section, dict) else None
         if not isinstance(section, dict):
             continue
-        always = keys == ("trace", "path")
+        always = keys in (("trace", "path"), ("python_path",))
 
         def absolute(value: Any, always: bool = always) -> Any:
             if isinstance(value, list):

@@ -1,4 +1,75 @@
-"""The V1 connector protocol: what a scheduler asks, and what a worker reports."""
+"""The V1 connector protocol: what a scheduler asks, and what a worker reports. All that a connector needs is here.
+
+A connector is two objects. The *scheduler side* (`KVConnector`) decides, the *worker side* (`ConnectorWorker`) moves
+bytes. They share nothing but two messages: a step's metadata goes down, a `WorkerOutput` comes back. vLLM has one
+class with two roles (KVConnectorBase_V1) and a worker per rank; here one worker stands for all ranks of an engine.
+
+**One step**, in the order of the calls:
+
+    scheduler side                       worker side
+    on_new_request(request)                                        between steps: it has arrived
+    request_finished(request, table)                               between steps: its client has gone (abort)
+      schedule():
+    get_num_new_matched_tokens                                     each waiting request that is reached, without blocks
+    update_state_after_alloc                                       if it was admitted: it has blocks now
+    build_connector_meta(output)                                   once, last, also in a step without tokens
+                                         handle_preemptions(meta)  what it returns is waited for; nothing is written yet
+                                         start_load_kv(meta)
+      the forward pass, for as long as the step-time model says
+                                         get_finished()
+      update_from_output():
+    request_finished(request, table)                               each request that ended, in scheduling order
+    update_connector_output(report)
+    take_events()                                                  if KV events are wanted
+
+**The life of a request**
+
+1. *It arrives.* `on_new_request`. ``request.block_hashes`` has the hash of each full block of its tokens; it grows
+   with the tokens that are generated. Equal hashes mean an equal prefix up to there: they are what you look up.
+2. *It is looked up*, whenever the scheduler reaches it while it waits without blocks: first locally
+   (``num_local_tokens``, whole blocks), then by you, with one of
+
+   - ``(0, False)``: nothing to load;
+   - ``(n, True)``: n tokens behind the local hit are loaded while others compute (at most up to ``num_tokens``);
+   - ``(n, False)``: they are there when the forward pass needs them (at most up to ``num_tokens - 1``: the last token
+     is always computed; a worker that needs time for it returns the load from `handle_preemptions`);
+   - ``(None, False)``: not known yet, ask again in the next step. Others may overtake it.
+
+   The question commits nobody. It is asked again in every step in which the request finds no room; pin and plan in
+   `update_state_after_alloc`. If asking again changes nothing, say so with `lookups_are_pure`, and the scheduler
+   spares itself the questions; then `epoch` must grow with whatever could change an answer (a chunk became readable,
+   was lost, a load ended), or a change goes unnoticed.
+3. *It is admitted.* `update_state_after_alloc` gets its block table, the scheduler's own list: the local hits, then
+   blocks for ``num_external_tokens``, then blocks to be computed. It is called with 0, too: on an admission without a
+   load, and again when a request that was loaded is scheduled. Keep no copy: the list grows while the request runs.
+4. *An asynchronous load parks it* (WAITING_FOR_REMOTE_KVS). It owns its blocks, nobody can hit them. Its worker puts
+   it into ``received`` after the last byte; only then are the blocks given their hashes, and it may be scheduled in
+   the next step. If all of its tokens were loaded, the last one is computed again.
+5. *It runs.* In `build_connector_meta`, ``output.num_scheduled_tokens`` says what this step computes, and
+   ``request.num_computed_tokens`` still what earlier steps have computed: KV of the first number of tokens plus the
+   second exists when the forward pass is over, so a store of them may start then and not before.
+6. *It is preempted* (``output.preempted``). Its blocks are free already, and may have been given to others in this very
+   step: a store that still reads them has to be returned by `handle_preemptions`. It keeps what it has generated,
+   has computed nothing, is looked up again, and comes back in ``output.resumed``.
+7. *It ends.* `request_finished`: answer False, and its blocks are free from now on; their content stays until they are
+   handed out again, in a later ``output.tables`` or ``output.new_blocks``: whoever still reads them must look there.
+   Answer True, and the request keeps its blocks until the worker puts it into ``sent`` (vLLM: finished_sending).
+   ``output.finished`` of the next step names it. True costs blocks that others are waiting for; it is the safe answer.
+8. *Or its client goes away*, at any moment between steps: `request_finished` with status ABORTED. If a load is on its
+   way, the blocks are kept until the worker reports it as ``received``; it must, whether or not anybody is left.
+
+**Blocks.** The scheduler owns them. A connector may read a block of a living request whose tokens are computed, and
+write into blocks that it was given for a load, until it reports. To keep a block beyond that, reference it in the pool
+(`Site.pool`: touch, free_blocks) and name it in `gpu_holds`.
+
+**Time.** Nothing waits for you but what `handle_preemptions` returns. An engine in which nothing can be computed sleeps
+until something happens; the end of a copy of `Site.copier` wakes it, anything else must call `Site.wake`. While
+`has_pending_work`, steps go on without requests.
+
+**To add one**: subclass `KVConnector`, with a constructor ``(site, config)`` if the class has a pydantic ``Config``, or
+``(site, **options)``; return your worker from `make_worker` (`kvsim.connectors.copy_worker` has one that will often
+do); write ``connector: {kind: "my_module:MyConnector", options: {...}}``. README has a whole one.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +103,17 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class WorkerOutput:
-    """What the worker side reports after a step."""
+    """What the worker side reports after a step.
+
+    ``received`` and ``sent`` are for the scheduler, which frees and wakes requests by them after the connector has
+    seen the report; the rest is between the worker and its scheduler side.
+    """
 
     received: list[Request] = field(default_factory=list)  # loads that are complete: they may be scheduled
     jobs: list[int] = field(default_factory=list)  # finished jobs, in the order of their submission
+    # Ended requests that nobody reads any more: of those, and each once, for which request_finished answered True.
+    sent: list[Request] = field(default_factory=list)
+    meta: Any = None  # the worker's own word to its scheduler side (vLLM: build_connector_worker_meta)
 
 
 Direction = Literal["load", "store"]
@@ -77,14 +155,9 @@ class Copier(Protocol):
 
 
 class KVConnector(ABC):
-    """Scheduler side of a connector.
+    """Scheduler side of a connector. The module's docstring tells when each method is called and what it may do.
 
-    The life of a request: `on_new_request`; every time the scheduler reaches it unscheduled,
-    `get_num_new_matched_tokens` (after the local prefix lookup) and, if it finds blocks, `update_state_after_alloc`;
-    once per step `build_connector_meta` turns all of that into work for the worker; `request_finished` before its
-    blocks are freed; `update_connector_output` brings the worker's reports.
-
-    To add one: subclass, give it a worker (`ConnectorWorker`), name both in `kvsim.releases`.
+    Counters (``num_...``) are for the results; a connector that leaves them at 0 works all the same.
     """
 
     lookups_are_pure = False  # asking again for a request that found no room changes nothing
@@ -112,6 +185,10 @@ class KVConnector(ABC):
         """Stores that found no room so far; a store is tried again every step."""
         return 0
 
+    def make_worker(self) -> ConnectorWorker:
+        """The worker side. Asked once, after the constructor; only of connectors given as ``module_path:Class``."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_worker(): expected one that returns its worker")
+
     def on_new_request(self, request: Request) -> None:
         """The request has arrived."""
 
@@ -128,12 +205,12 @@ class KVConnector(ABC):
         """This step's work for the worker side."""
 
     @abstractmethod
-    def request_finished(self, request: Request, table: list[int]) -> None:
-        """The request is over; its blocks are about to be freed."""
+    def request_finished(self, request: Request, table: list[int]) -> bool:
+        """The request is over. True = keep its blocks until the worker reports it as ``sent``; False = free them."""
 
     @abstractmethod
     def update_connector_output(self, output: WorkerOutput) -> None:
-        """Reports of the worker side, after the step."""
+        """Reports of the worker side, after the step: before its loads wake requests and its ``sent`` frees blocks."""
 
     def may_defer(self) -> bool:
         """Whether `get_num_new_matched_tokens` could answer None now."""
@@ -156,7 +233,10 @@ class KVConnector(ABC):
 
 
 class ConnectorWorker(Protocol):
-    """Worker side: turns a step's metadata into copies and polls them. Called in the order of the methods."""
+    """Worker side: turns a step's metadata into copies and polls them. Called in the order of the methods.
+
+    In every step, also without tokens. Jobs are whatever worker and scheduler side agree on.
+    """
 
     def handle_preemptions(self, meta: Any) -> Sequence[Any]:
         """First of all: submit what was deferred. Returns the jobs that must be complete before the forward pass."""

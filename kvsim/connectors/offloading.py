@@ -225,10 +225,11 @@ class OffloadingConnector(KVConnector):
                     flush.add(job.job_id)
 
     # -- ending
-    def request_finished(self, request: Request, table: list[int]) -> None:
+    def request_finished(self, request: Request, table: list[int]) -> bool:
         state = self._states[request]
         self._extend_keys(state)
         self._watch(state)
+        return False
 
     def _watch(self, state: _State) -> None:
         for job_id in state.jobs:
@@ -326,11 +327,12 @@ class OffloadingConnector023(OffloadingConnector):
     def _on_store_planned(self, state: _State, job: Job, flush: set[int]) -> None:
         self.manager.touch(state.context)
 
-    def request_finished(self, request: Request, table: list[int]) -> None:
+    def request_finished(self, request: Request, table: list[int]) -> bool:
         state = self._states[request]
         state.signaled = True
         self._forget_if_over(state)
         self._watch(state)
+        return False
 
     def has_pending_work(self) -> bool:
         return False

@@ -218,7 +218,7 @@ class SimpleCPUOffloadConnector(KVConnector):
         return cpu
 
     # -- ending
-    def request_finished(self, request: Request, table: list[int]) -> None:
+    def request_finished(self, request: Request, table: list[int]) -> bool:
         """Before the blocks are freed: select and pin what is still worth a copy."""
         stores = self._stores.get(request)
         if stores is not None:
@@ -227,6 +227,7 @@ class SimpleCPUOffloadConnector(KVConnector):
                 self._finish_stores.append((gpu, self._allocate_cpu(gpu)))
                 self._in_flight.update(gpu)
         self._forget(request, stores)
+        return False
 
     def _forget(self, request: Request, stores: _Stores | None) -> None:
         self._unpin(request)
@@ -286,8 +287,9 @@ class SimpleCPUOffloadConnector023(SimpleCPUOffloadConnector):
     def _select(self, stores: _Stores, table: Sequence[int]) -> list[int]:
         return self._scan(stores, table)
 
-    def request_finished(self, request: Request, table: list[int]) -> None:
+    def request_finished(self, request: Request, table: list[int]) -> bool:
         self._forget(request, self._stores.get(request))
+        return False
 
     def has_pending_work(self) -> bool:
         return False

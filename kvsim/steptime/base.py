@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+from kvsim.steptime.gpu import GpuSpec
+from kvsim.steptime.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a step-time model of the user's own is told: which model runs on what."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    tensor_parallel_size: int
+    expert_parallel_size: int
 
 
 class StepTimeModel(Protocol):
@@ -12,6 +26,9 @@ class StepTimeModel(Protocol):
     The fast engine jumps over k quiet decode steps with one call of :meth:`window_ns`; the reference engine
     calls :meth:`step_ns` k times. Both must end at the same nanosecond, so ``window_ns`` is *defined* as the
     sum of the rounded steps, and an implementation may only compute that sum faster.
+
+    A model of your own is given as ``step_time: {kind: "my_module:MyModel", options: {...}}``. Its constructor gets a
+    `Deployment` and its options; `step_ns` is all that the reference engine asks for.
     """
 
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:

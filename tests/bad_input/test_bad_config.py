@@ -84,9 +84,12 @@ CASES: dict[str, list[str]] = {
     "unknown_key": [":5: unknown key engine.max_num_batched_token, did you mean max_num_batched_tokens?"],
     "unknown_key_nothing_close": [":4: unknown key engine.temperature, expected in engine: kind, vllm_version"],
     "unknown_kind": [
-        ":4: connector.kind: expected one of none, offloading, simple_cpu, found 'ofloading', did you mean off"
+        ":4: connector.kind: expected one of none, offloading, simple_cpu, module:Class, found 'ofloading'",
+        "did you mean offloading?",
     ],
-    "unknown_policy": [":6: connector.eviction_policy: expected one of lru, arc, found 'lfu', did you mean lru?"],
+    "unknown_policy": [
+        ":6: connector.eviction_policy: expected one of lru, arc, module:Class, found 'lfu', did you mean lru?"
+    ],
     "unknown_top_key": [":3: unknown key conector, did you mean connector? (in the top level)"],
     "utilization_percent": [":4: engine.gpu_memory_utilization: expected at most 1, found 92"],
     "version_as_number": [":4: engine.vllm_version: expected one of 0.33.0, 0.23.0, found 0.33"],

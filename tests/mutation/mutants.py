@@ -53,7 +53,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("B blocks that a load writes to outlive an abort", "scheduler.py",
      "keep_blocks = request not in self.received", "keep_blocks = False"),
     ("B a load's blocks are freed when it reports", "scheduler.py",
-     "                    self.kv.free(request)\n                else:", "                    pass\n                else:"),
+     "                    self._release(request)\n                else:", "                    pass\n                else:"),
     ("B an aborted load that has been reported frees at once", "scheduler.py",
      "keep_blocks = request not in self.received", "keep_blocks = True"),
     ("B the threshold spares a lone request (0.33)", "scheduler.py",
