@@ -91,7 +91,7 @@ def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
     if wanted.max_sessions is None or wanted.max_sessions >= len(trace.sessions):
         return trace
     note = f"only the first {wanted.max_sessions} of {len(trace.sessions)} sessions are played (counts are of all)"
-    return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*trace.notes, note))
+    return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*config.notes, *trace.notes, note))
 
 
 def resolve(config: RunConfig, trace: Trace) -> Plan:
@@ -119,6 +119,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         gpu = load_gpu(config.hardware.gpu)
     with _at("hardware.link"):
         link = load_link(config.hardware.link or default_link(gpu.name))
+    config = _with_block_size_factor(config, model)
     limits = _limits(config, model, gpu)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
@@ -135,7 +136,14 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         limits=limits,
         sizes=sizes,
         copies=copies,
-        notes=(*trace.notes, *model.notes, *_hardware_notes(config, gpu), *copies.notes, *capacity_notes),
+        notes=(
+            *config.notes,
+            *trace.notes,
+            *model.notes,
+            *_hardware_notes(config, gpu),
+            *copies.notes,
+            *capacity_notes,
+        ),
         cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions),
     )
 
@@ -177,12 +185,31 @@ def _limits(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> SchedulerLimit
     )
 
 
+def _block_tokens(config: RunConfig, model: ModelSpec) -> int:
+    return config.engine.block_size or (MLA_BLOCK_SIZE if model.mla else BLOCK_SIZE)
+
+
+def _with_block_size_factor(config: RunConfig, model: ModelSpec) -> RunConfig:
+    """VLLM 0.33.0 v1/offloading/config.py: an offloaded block's tokens are a multiple of the GPU block's."""
+    connector, block_tokens = config.connector, _block_tokens(config, model)
+    if not isinstance(connector, OffloadingConnectorConfig) or connector.block_size is None:
+        return config
+    factor, rest = divmod(connector.block_size, block_tokens)
+    if rest or not factor:
+        raise UserError(
+            f"connector.block_size: {connector.block_size}: expected a multiple of the {block_tokens} tokens of a GPU"
+            " block"
+        )
+    found = connector.model_copy(update={"block_size": None, "block_size_factor": factor})
+    return config.model_copy(update={"connector": found})
+
+
 def _sizes(
     config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: SchedulerLimits, ep: int
 ) -> tuple[KVSizes, list[str]]:
     engine, tp = config.engine, config.hardware.tensor_parallel_size
     release = RELEASES[engine.vllm_version]
-    block_tokens = engine.block_size or (MLA_BLOCK_SIZE if model.mla else BLOCK_SIZE)
+    block_tokens = _block_tokens(config, model)
     notes: list[str] = []
     num_blocks = engine.num_gpu_blocks_override
     if num_blocks is None:

@@ -29,7 +29,10 @@ class OffloadingConnectorConfig(Component):
         "lru", description="which blocks leave CPU memory first: a name, or module_path:Class of your own"
     )
     eviction_policy_options: ClassOptions = Field(description="what a policy of your own gets")
-    block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block")
+    block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block (vLLM: blocks_per_chunk)")
+    block_size: Count | None = Field(
+        None, description="the same in tokens, as in vLLM's connector config; null = by block_size_factor"
+    )
     offload_prompt_only: bool = Field(True, description="keep generated tokens out of CPU memory")
     store_threshold: int = Field(
         0, ge=0, description="store a block only when it was offered so many times (2 or more); 0 = always"
@@ -42,6 +45,8 @@ class OffloadingConnectorConfig(Component):
 
     @model_validator(mode="after")
     def _fits(self) -> OffloadingConnectorConfig:
+        if self.block_size is not None and self.block_size_factor != 1:
+            raise Misfit("block_size", "expected block_size or block_size_factor, found both")
         if self.store_threshold == 1:
             raise Misfit("store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing")
         return self

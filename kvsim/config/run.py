@@ -15,8 +15,10 @@ from kvsim.config.custom import check_classes, class_paths
 from kvsim.config.engine import EngineConfig, HardwareConfig, ModelConfig, RooflineStepTime, StepTime
 from kvsim.config.fields import Folders, Name, Text
 from kvsim.config.trace import TraceConfig
+from kvsim.errors import UserError
 from kvsim.overrides import apply_override
-from kvsim.yamlfile import Keys, dump_yaml, is_path, read_yaml
+from kvsim.vllm_args import translate
+from kvsim.yamlfile import Document, Keys, dump_yaml, is_path, read_yaml
 
 
 class OutputConfig(Component):
@@ -43,6 +45,7 @@ class RunConfig(Component):
     python_path: Folders = Field(
         (), description="where modules of module_path:Class are found beside sys.path; if not given, this file's folder"
     )
+    notes: tuple[str, ...] = Field((), strict=False, description="remarks that the summary and the report repeat")
     debug: bool = Field(False, description="check invariants after every step (slow)")
 
     @property
@@ -74,9 +77,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         _make_absolute(data, (), Path(path).parent)
     sources: dict[Keys, str] = {}
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
-        for override in overrides:
+        for override in sorted(overrides, key=lambda text: not text.startswith("engine.")):  # vllm_version first
+            if override.startswith("connector.") and not override.startswith("connector.from_vllm="):
+                _translate(data, document, sources)
             keys = apply_override(override, RunConfig, data, sources)
             _make_absolute(data, keys, Path.cwd())
+        _translate(data, document, sources)
 
         if "python_path" not in data and (classes := class_paths(data)):
             folders = [Path(path).parent, *(Path.cwd() for place, _, _ in classes if place in sources)]
@@ -91,6 +97,33 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     config = check(RunConfig, document, where)
     check_classes(document.data, config.python_path, document, where)
     return config if config.name else config.model_copy(update={"name": _name_of(Path(path))})
+
+
+def _translate(data: dict[str, Any], document: Document, sources: dict[Keys, str]) -> None:
+    """Put our own keys in the place of ``connector.from_vllm``."""
+    section, place = data.get("connector"), ("connector", "from_vllm")
+    if not isinstance(section, dict) or "from_vllm" not in section:
+        return
+    source = sources.get(place)
+    where = source or document.where(place)
+    others = [key for key in section if key != "from_vllm"]
+    if others and source is None:
+        raise UserError(f"{where}: connector.from_vllm: expected alone, found beside {', '.join(others)}")
+    engine = data.get("engine")
+    version = (engine.get("vllm_version") if isinstance(engine, dict) else None) or "0.33.0"
+    try:
+        translation = translate(section["from_vllm"], str(version))
+    except UserError as error:
+        raise UserError(f"{where}: connector.from_vllm: {error}") from None
+    data["connector"] = translation.connector
+    if translation.notes:
+        notes = data.get("notes")
+        data["notes"] = [*(notes if isinstance(notes, list) else []), *translation.notes]
+    for key in translation.connector:
+        if source is None:
+            document.lines["connector", key] = document.lines[place]
+        else:
+            sources["connector", key] = source
 
 
 def dump_config(config: RunConfig) -> str:
