@@ -9,6 +9,7 @@ from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.site import Traffic
 from kvsim.engine import EngineObserver, stuck_requests
 from kvsim.hardware import DuplexLink
+from kvsim.kv_events import KVEventWriter
 from kvsim.request import Request, RequestStatus
 from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample
 from kvsim.scheduler import Scheduler
@@ -25,8 +26,16 @@ class Offload:
 class Books(EngineObserver):
     """Fills a run record while the engine works. Records of requests are opened by whoever submits them."""
 
-    def __init__(self, clock: Clock, scheduler: Scheduler, record: RunRecord, offload: Offload | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        scheduler: Scheduler,
+        record: RunRecord,
+        offload: Offload | None = None,
+        kv_events: KVEventWriter | None = None,
+    ) -> None:
         self._clock, self._scheduler, self._record, self._offload = clock, scheduler, record, offload
+        self._kv_events = kv_events
         self._open: dict[Request, RequestRecord] = {}
         self._parked_ns: dict[Request, int] = {}  # since when a request waits for its load
         self._awaiting_first: list[Request] = []  # scheduled in this step, nothing generated so far
@@ -84,6 +93,8 @@ class Books(EngineObserver):
             entry.preemptions = request.num_preemptions
             self._cut_short += request.num_output_tokens < request.max_tokens
             self._record.totals.output_tokens += request.num_output_tokens
+        if self._kv_events is not None:
+            self._kv_events.publish(now)
         if self._record.series.is_due(now):
             self._record.series.add(self._sample())
 

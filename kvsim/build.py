@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TextIO
+
 from kvsim.books import Books, Offload
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
@@ -14,6 +16,7 @@ from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
 from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.instance import Instance
+from kvsim.kv_events import GPU, KVEventLog, KVEventWriter
 from kvsim.offload.manager import PolicyFactory
 from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan, Progress
@@ -25,9 +28,16 @@ LONGEST_NS = 2**63 - 1  # what a results table can hold
 
 
 class Simulation:
-    """A plan on a clock. `run` plays it to the end and returns what it wrote down."""
+    """A plan on a clock. `run` plays it to the end and returns what it wrote down.
 
-    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+    Args:
+        plan: what to simulate.
+        progress: told how many of how many requests have ended.
+        kv_events: gets a line per batch of KV events.
+    """
+
+    def __init__(self, plan: Plan, progress: Progress | None = None, kv_events: TextIO | None = None) -> None:
+        self._kv_events_file = kv_events
         self.plan, self.clock = plan, Clock()
         self.record = RunRecord(
             series=Series(plan.config.output.series_points), notes=list(plan.notes), cautions=list(plan.cautions)
@@ -77,7 +87,7 @@ class Simulation:
         scheduler = plan.release.scheduler(plan.limits, kv, connector)
         worker, link = self._worker(connector, site)
         offload = Offload(connector, link) if connector is not None and link is not None else None
-        books = Books(self.clock, scheduler, self.record, offload)
+        books = Books(self.clock, scheduler, self.record, offload, self._kv_events(kv, connector))
         engine = Engine(self.clock, scheduler, plan.step_time, worker, observer=books, check_every_step=config.debug)
         if isinstance(link, DuplexLink):
             link.on_finish = engine.notify
@@ -100,6 +110,15 @@ class Simulation:
             gpu_copy_time=copy_time(plan),
             instant=config.transfer.kind == "instant",
         )
+
+    def _kv_events(self, kv: KVCacheManager, connector: KVConnector | None) -> KVEventWriter | None:
+        if self._kv_events_file is None:
+            return None
+        kv.pool.kv_events = log = KVEventLog(GPU)
+        if connector is None:
+            return KVEventWriter(self._kv_events_file, [log.take])
+        connector.enable_kv_events()
+        return KVEventWriter(self._kv_events_file, [log.take, connector.take_events])
 
     def _policy(self, config: OffloadingConnectorConfig) -> PolicyFactory:
         policies, name = self.plan.release.policies, config.eviction_policy

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TextIO
 
 import pandas as pd
 
@@ -22,20 +24,23 @@ Progress = Callable[[int, int], None]
 COMPARISON_FILES = {"overlay.png", "report.html"}
 
 
-def simulate(config: RunConfig, progress: Progress | None = None) -> tuple[Plan, RunRecord]:
-    """Run a config in memory.
+def simulate(
+    config: RunConfig, progress: Progress | None = None, kv_events: TextIO | None = None
+) -> tuple[Plan, RunRecord]:
+    """Run a config in memory; KV events, if wanted, go to a file line by line.
 
     Raises:
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
     plan = resolve(config, read_trace_of(config))
-    return plan, Simulation(plan, progress).run()
+    return plan, Simulation(plan, progress, kv_events).run()
 
 
 def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, progress: Progress | None = None) -> Run:
     """Run a config and write its run folder, which appears whole or not at all."""
     with RunFolder.create(folder, overwrite=overwrite) as target:
-        plan, record = simulate(config, progress)
+        with target.kv_events() if config.output.kv_events else nullcontext() as kv_events:
+            plan, record = simulate(config, progress, kv_events)
         run = target.write(
             requests=requests_frame(record),
             series=series_frame(record),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+from kvsim.kv_events import KVEventLog
+
 NO_HASH = -1  # block without reusable content
 
 EvictionHook = Callable[[int, int], None]  # (block id, hash) of content that is lost
@@ -30,6 +32,7 @@ class BlockPool:
         self.release_epoch = 0
         self._duplicates: dict[int, dict[int, None]] = {}  # hash -> younger holders, in order of insertion
         self._on_evict = on_evict
+        self.kv_events: KVEventLog | None = None  # if set, told of every content that is gained or lost
         # Doubly linked free list in two arrays; index num_blocks is the sentinel between tail and head.
         self._next = [*range(1, num_blocks), num_blocks, 1]
         self._prev = [*range(-1, num_blocks - 1), num_blocks - 1]
@@ -104,6 +107,8 @@ class BlockPool:
         self.evicted_blocks += 1
         if self._on_evict is not None:
             self._on_evict(block, content)
+        if self.kv_events is not None:
+            self.kv_events.evicted(content)
 
     def touch(self, blocks: Iterable[int]) -> None:
         """One reference more for each; a free one leaves the free list and keeps its content."""

@@ -94,6 +94,8 @@ class KVCacheManager:
         if full > done:
             self.pool.cache_full_blocks(self.tables[request], request.block_hashes, done, full)
             self._num_cached[request] = full
+            if self.pool.kv_events is not None:
+                self.pool.kv_events.cached(request.block_hashes, done, full, self.block_size)
 
     def free(self, request: Request) -> None:
         """Give the request's blocks back, tail first, so that its tail is evicted before its head."""

@@ -27,6 +27,7 @@ class OutputConfig(Component):
     folder: Text | None = Field(None, description="run folder, relative to the current folder; null = runs/<name>")
     series_points: int = Field(2000, ge=2, description="samples in the time series")
     plots: bool = Field(True, description="draw plots")
+    kv_events: bool = Field(False, description="write vLLM's KV events (BlockStored, BlockRemoved) to kv_events.jsonl")
 
 
 class RunConfig(Component):

@@ -78,6 +78,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from kvsim.kv_events import KVCacheEvent
 from kvsim.request import Request
 
 
@@ -211,6 +212,13 @@ class KVConnector(ABC):
     @abstractmethod
     def update_connector_output(self, output: WorkerOutput) -> None:
         """Reports of the worker side, after the step: before its loads wake requests and its ``sent`` frees blocks."""
+
+    def enable_kv_events(self) -> None:
+        """Note KV events from now on: somebody will take them after every step."""
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        """KV events of what is kept outside the GPU, since the last call; a connector without tiers has none."""
+        return ()
 
     def may_defer(self) -> bool:
         """Whether `get_num_new_matched_tokens` could answer None now."""

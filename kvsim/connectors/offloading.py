@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvsim.connectors.base import CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
 from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request, RequestStatus
@@ -263,6 +264,12 @@ class OffloadingConnector(KVConnector):
     def _forget_if_over(self, state: _State) -> None:
         if state.signaled and not state.jobs:
             del self._states[state.request]
+
+    def enable_kv_events(self) -> None:
+        self.manager.enable_kv_events()
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        return self.manager.take_events()
 
     def may_defer(self) -> bool:
         return bool(self._jobs)  # nothing being written, nothing being loaded

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.kv_events import CPU, FULL_ATTENTION, GPU, BlockStored, KVCacheEvent, KVEventLog
 from kvsim.request import Request
 
 Pairs = tuple[list[int], list[int]]  # blocks to read, blocks to write
@@ -76,6 +77,7 @@ class SimpleCPUOffloadConnector(KVConnector):
         self._events: dict[int, _Event] = {}
         self._in_flight: set[int] = set()  # GPU blocks being stored (eager)
         self._finish_stores: list[Pairs] = []  # of requests that ended, for the next store event
+        self._parents: dict[int, int] = {}  # GPU block being stored -> hash before its own, if any; for KV events
         self._cursor: int | None = None  # lazy: the free GPU block looked at last
 
     # -- looking
@@ -189,6 +191,8 @@ class SimpleCPUOffloadConnector(KVConnector):
                 if len(gpu) >= self.cpu.num_free:
                     break
                 gpu.append(block)
+                if stores.num_stored and self.cpu.kv_events is not None:
+                    self._parents[block] = stores.request.block_hashes[stores.num_stored - 1]
             stores.num_stored += 1
         return gpu
 
@@ -246,6 +250,7 @@ class SimpleCPUOffloadConnector(KVConnector):
             self._in_flight.difference_update(event.gpu)
             hashes = [self.gpu.hashes[block] for block in event.gpu]
             self.cpu.cache_full_blocks(event.cpu, hashes, 0, len(hashes))
+            self._tell_stored(event.gpu, hashes)
             self.cpu.free_blocks(event.cpu)
             self.gpu.free_blocks(event.gpu)
             for request in event.requests:
@@ -253,6 +258,26 @@ class SimpleCPUOffloadConnector(KVConnector):
                 stores.events.discard(number)
                 if stores.finished and not stores.events:
                     del self._stores[request]
+
+    def _tell_stored(self, gpu: list[int], hashes: list[int]) -> None:
+        """One event per block; lazy stores know neither parent nor tokens."""
+        if self.cpu.kv_events is None:
+            return
+        for block, content in zip(gpu, hashes, strict=True):
+            parent = self._parents.pop(block, None)
+            tokens: list[int] | None = [] if self.lazy else None
+            self.cpu.kv_events.append(
+                BlockStored(
+                    [content], parent, tokens, self.block_size, None, CPU, None, group_idx=0,
+                    kv_cache_spec_kind=FULL_ATTENTION, locality="LOCAL",
+                )
+            )  # fmt: skip
+
+    def enable_kv_events(self) -> None:
+        self.cpu.kv_events = KVEventLog(CPU, evicted_locality="LOCAL")
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        return () if self.cpu.kv_events is None else self.cpu.kv_events.take()
 
     def has_pending_work(self) -> bool:
         return bool(self._finish_stores or self._events)
@@ -290,6 +315,13 @@ class SimpleCPUOffloadConnector023(SimpleCPUOffloadConnector):
     def request_finished(self, request: Request, table: list[int]) -> bool:
         self._forget(request, self._stores.get(request))
         return False
+
+    def enable_kv_events(self) -> None:
+        """0.23.0 publishes what the CPU loses as if the GPU had lost it, and not what it gains."""
+        self.cpu.kv_events = KVEventLog(GPU)
+
+    def _tell_stored(self, gpu: list[int], hashes: list[int]) -> None:
+        """See `enable_kv_events`."""
 
     def has_pending_work(self) -> bool:
         return False

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
 
 
@@ -71,6 +72,13 @@ class Ledger(ABC):
 
     def on_schedule_end(self) -> None:
         """The step's decisions are made."""
+
+    def enable_kv_events(self) -> None:
+        """Note KV events from now on."""
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        """KV events of all tiers since the last call."""
+        return ()
 
     def has_pending_work(self) -> bool:
         """Whether the ledger waits for something that no job of a connector stands for."""

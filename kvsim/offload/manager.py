@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from kvsim.kv_events import CPU, KVCacheEvent, OffloadEventLog, OffloadEventLog023
 from kvsim.offload.context import INSERTED, MISSED, REUSED, SEEN, RequestContext
 from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
 from kvsim.offload.policies.base import EvictionPolicy
@@ -24,6 +25,8 @@ class OffloadingManager(Ledger):
     Rules: vLLM 0.33.0 v1/kv_offload/cpu/manager.py.
     """
 
+    event_log: type[OffloadEventLog] = OffloadEventLog
+
     def __init__(
         self,
         num_slots: int,
@@ -37,6 +40,7 @@ class OffloadingManager(Ledger):
         self._epoch = 0
         self._num_evicted = self._num_refusals = 0
         self._on_evict = on_evict
+        self._kv_events: OffloadEventLog | None = None
         self._num_fresh = 0  # slots handed out at least once
         self._free_ids: list[int] = []
         self._num_evictable = 0
@@ -126,6 +130,14 @@ class OffloadingManager(Ledger):
             slot.ref_count = 0
             self._num_evictable += 1
         self._epoch += 1
+        if self._kv_events is not None:
+            self._kv_events.stored(keys)
+
+    def enable_kv_events(self) -> None:
+        self._kv_events = self.event_log(CPU)
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        return () if self._kv_events is None else self._kv_events.take()
 
     def on_request_finished(self, context: RequestContext) -> None:
         self.policy.on_request_finished(context)
@@ -197,6 +209,8 @@ class OffloadingManager(Ledger):
             self._on_evict(count, victims)
         if victims is None:
             return False
+        if self._kv_events is not None:
+            self._kv_events.removed(victims)
         self._free_ids += [self.slots.pop(key).slot_id for key in victims]
         self._num_evictable -= count
         self._num_evicted += count
@@ -236,6 +250,7 @@ class OffloadingManager023(OffloadingManager):
     Rules: vLLM 0.23.0 v1/kv_offload/cpu/manager.py.
     """
 
+    event_log = OffloadEventLog023
     lookups_are_pure = False
 
     def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:

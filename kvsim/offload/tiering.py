@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
 from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
 from kvsim.offload.manager import OffloadingManager
@@ -46,6 +47,15 @@ class SecondaryTier(Protocol):
 
     def is_idle(self) -> bool:
         """Nothing in flight."""
+        ...
+
+
+@runtime_checkable
+class TellsEvents(Protocol):
+    """A tier that publishes KV events of its own."""
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        """Since the last call."""
         ...
 
 
@@ -168,6 +178,14 @@ class TieringManager(Ledger):
         self._promotions = {}
         for tier in self.tiers:
             tier.on_schedule_end()
+
+    def enable_kv_events(self) -> None:
+        self.primary.enable_kv_events()
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        """The primary's, then those of tiers that keep some (vLLM: ``enable_kv_events`` of a tier)."""
+        tiers = (tier.take_events() for tier in self.tiers if isinstance(tier, TellsEvents))
+        return [*self.primary.take_events(), *(event for events in tiers for event in events)]
 
     def has_pending_work(self) -> bool:
         return not all(tier.is_idle() for tier in self.tiers)

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,9 @@ SCHEMA = 1
 
 SUMMARY, REQUESTS, SERIES = "summary.json", "requests.parquet", "series.parquet"
 CONFIG, PLOTS, REPORT = "config.resolved.yaml", "plots", "report.html"
+KV_EVENTS = "kv_events.jsonl"
 OWN_NAMES = frozenset(
-    (SUMMARY, REQUESTS, SERIES, CONFIG, PLOTS, REPORT, "steps.parquet", "timeline.json", "schedule.jsonl")
+    (SUMMARY, REQUESTS, SERIES, CONFIG, PLOTS, REPORT, KV_EVENTS, "steps.parquet", "timeline.json", "schedule.jsonl")
 )
 """Everything a run folder may hold; a folder with anything else in it is never overwritten."""
 
@@ -131,6 +132,10 @@ class RunFolder:
     def report(self) -> Path:
         """Path for the HTML report."""
         return self.path / REPORT
+
+    def kv_events(self) -> TextIO:
+        """A new file for KV events, one batch per line."""
+        return (self.path / KV_EVENTS).open("w", encoding="utf-8", newline="\n")
 
     def write(
         self,
