@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
@@ -11,7 +13,7 @@ from kvsim.engine import EngineObserver, stuck_requests
 from kvsim.hardware import DuplexLink
 from kvsim.kv_events import KVEventWriter
 from kvsim.request import Request, RequestStatus
-from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample
+from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample, TierSample, TierTotals
 from kvsim.scheduler import Scheduler
 
 
@@ -21,6 +23,30 @@ class Offload:
 
     connector: KVConnector
     link: DuplexLink | Traffic
+    tiers: Sequence[ObservedTier] = ()
+
+
+class ObservedTier(Protocol):
+    """What a secondary tier tells the books."""
+
+    totals: TierTotals
+    chunk_bytes: int
+
+    def bring_up_to_date(self) -> None:
+        """Complete the totals."""
+        ...
+
+    def write_backlog_bytes(self) -> int:
+        """Handed over for writing, not written yet."""
+        ...
+
+    def read_queue_bytes(self) -> int:
+        """Asked for, not read yet."""
+        ...
+
+    def busy_ns(self) -> int:
+        """Of the whole device."""
+        ...
 
 
 class Books(EngineObserver):
@@ -57,6 +83,8 @@ class Books(EngineObserver):
                 totals.prompt_tokens += request.num_prompt_tokens
                 totals.local_hit_tokens += local
                 totals.external_hit_tokens += external
+                if external:
+                    self._note_tiers(request, entry)
         for request in output.new:
             entry = self._open[request]
             if entry.first_scheduled_ns == NEVER:
@@ -99,6 +127,12 @@ class Books(EngineObserver):
             self._record.series.add(self._sample())
 
     # -- inside
+    def _note_tiers(self, request: Request, entry: RequestRecord) -> None:
+        if self._offload is not None and self._offload.tiers:
+            for number, tokens in self._offload.connector.hit_tokens_by_tier(request).items():
+                self._record.tiers[number].hit_tokens += tokens
+                entry.secondary_hit_tokens += tokens
+
     def _gpu_used_blocks(self) -> int:
         pool = self._scheduler.kv.pool
         return pool.num_blocks - 1 - pool.num_free
@@ -127,6 +161,26 @@ class Books(EngineObserver):
             d2h_busy_ns=link.busy_ns("d2h") if link else 0,
             gpu_busy_ns=totals.gpu_busy_ns,
             preemptions=totals.preemptions,
+            tiers=self._sample_tiers(),
+        )
+
+    def _sample_tiers(self) -> tuple[TierSample, ...]:
+        tiers = () if self._offload is None else self._offload.tiers
+        for tier in tiers:
+            tier.bring_up_to_date()
+        return tuple(
+            TierSample(
+                time_ns=self._clock.now,
+                tier=tier.totals.name,
+                used_bytes=tier.totals.used_chunks * tier.chunk_bytes,
+                write_backlog_bytes=tier.write_backlog_bytes(),
+                read_queue_bytes=tier.read_queue_bytes(),
+                read_bytes=tier.totals.read_bytes,
+                write_bytes=tier.totals.write_bytes,
+                busy_ns=tier.totals.busy_ns,
+                hit_tokens=tier.totals.hit_tokens,
+            )
+            for tier in tiers
         )
 
     def close(self, num_expected: int) -> None:

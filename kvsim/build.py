@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from kvsim.books import Books, Offload
+from kvsim.build_tiers import build_tiers
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
 from kvsim.config import CustomConnector, OffloadingConnectorConfig, SimpleCPUConnectorConfig
@@ -43,7 +44,11 @@ class Simulation:
             series=Series(plan.config.output.series_points), notes=list(plan.notes), cautions=list(plan.cautions)
         )
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
+        # Tiers wake an engine that is built on them.
+        self._tiers = build_tiers(self.clock, plan, on_change=self._notify, on_blocked=self._hold_up)
+        self.record.tiers = [tier.totals for tier in self._tiers]
         self._books, self.instance = self._build()
+        self.engine = self.instance.engine
 
     def run(self) -> RunRecord:
         """Play the whole trace. Ends when nothing can happen or move any more: requests left then are stuck.
@@ -71,7 +76,9 @@ class Simulation:
         self._books.close(self._total)
         scheduler = self.instance.scheduler
         if self.plan.config.debug and not scheduler.requests:
-            scheduler.check(at_end=not scheduler.has_requests())
+            # 0.23.0 stops before storage has finished writing.
+            idle = not scheduler.has_requests() and all(tier.is_idle() for tier in self._tiers)
+            scheduler.check(at_end=idle)
         return self.record
 
     def _build(self) -> tuple[Books, Instance]:
@@ -86,7 +93,7 @@ class Simulation:
         connector = self._connector(kv, site)
         scheduler = plan.release.scheduler(plan.limits, kv, connector)
         worker, link = self._worker(connector, site)
-        offload = Offload(connector, link) if connector is not None and link is not None else None
+        offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
         books = Books(self.clock, scheduler, self.record, offload, self._kv_events(kv, connector))
         engine = Engine(self.clock, scheduler, plan.step_time, worker, observer=books, check_every_step=config.debug)
         if isinstance(link, DuplexLink):
@@ -94,6 +101,12 @@ class Simulation:
         site.wakes(engine.notify)
         self._note_sizes()
         return books, Instance(engine, books, self.record.requests, self._request_ended)
+
+    def _notify(self) -> None:
+        self.engine.notify()
+
+    def _hold_up(self, duration_ns: int) -> None:
+        self.engine.hold_up(duration_ns)
 
     def _site(self, kv: KVCacheManager) -> Site:
         """What a connector of the user's own gets to see."""
@@ -133,8 +146,9 @@ class Simulation:
             setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
             return connector
         if isinstance(config, OffloadingConnectorConfig):
+            primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
             return release.offloading_connector(
-                release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold),
+                release.tiering_manager(primary, self._tiers) if self._tiers else primary,
                 block_size=plan.sizes.block_tokens,
                 block_size_factor=config.block_size_factor,
                 offload_prompt_only=config.offload_prompt_only,

@@ -10,6 +10,7 @@ from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Registry
 from kvsim.releases import RELEASES
 from kvsim.steptime.gpu import gpu_names, load_gpu
 from kvsim.steptime.model import load_model, model_names
+from kvsim.storage import load_storage, storage_names
 
 
 def catalogue(kind: str) -> list[tuple[str, str]]:
@@ -46,6 +47,16 @@ def _links() -> list[tuple[str, str]]:
     return [(name, load_link(name).device) for name in link_names()]
 
 
+def _storage() -> list[tuple[str, str]]:
+    rows = []
+    for name in storage_names():
+        storage = load_storage(name)
+        read, write = (path.bandwidth.used / 1e9 for path in (storage.read, storage.write))
+        figures = f"reads {read:g}, writes {write:g} GB/s, {storage.read.latency.used / 1e6:g} ms"
+        rows.append((name, f"{storage.device}: {figures}"))
+    return rows
+
+
 def _releases() -> list[tuple[str, str]]:
     return [(name, f"decides as vLLM {name}") for name in RELEASES]
 
@@ -63,5 +74,6 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "models": _models,
     "gpus": _gpus,
     "links": _links,
+    "storage": _storage,
     "releases": _releases,
 }

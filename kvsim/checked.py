@@ -89,14 +89,14 @@ def component_at(model: type[BaseModel], keys: Keys, data: object) -> type[BaseM
     None where there is no such mapping, or its kind is missing or unknown.
     """
     current: type[BaseModel] | None = model
+    options: list[type[BaseModel]] = []
     for key in keys:
         data = _child(data, key)
-        if isinstance(key, int):
-            continue
-        if current is None or key not in current.model_fields:
-            return None
-        options = components(current.model_fields[key].annotation)
-        if len(options) > 1:
+        if not isinstance(key, int):  # an entry of a list is one of the list's options
+            if current is None or key not in current.model_fields:
+                return None
+            options = components(current.model_fields[key].annotation)
+        if len(options) > 1 and not isinstance(data, list):
             kind = data.get("kind") if isinstance(data, dict) else None
             options = [option for option in options if is_selected(option, kind)]
         current = options[0] if len(options) == 1 else None
@@ -160,10 +160,11 @@ class _Problem:
             if part == "[key]":  # pydantic's way to say that the key itself is wrong
                 continue
             keys.append(part)
-            if isinstance(part, int) or current is None:
-                continue
-            field = current.model_fields.get(part)
-            skip = field is not None and field.discriminator is not None
+            if isinstance(part, int):
+                skip = len(self._options(tuple(keys[:-1]))) > 1
+            elif current is not None:
+                field = current.model_fields.get(part)
+                skip = field is not None and field.discriminator is not None
             current = component_at(self.model, tuple(keys), self.data)
         return tuple(keys)
 
@@ -210,7 +211,9 @@ class _Problem:
         return f", expected in {place} of kind {kinds(component)[0]}: {_listing(component.model_fields)}"
 
     def _options(self, keys: Keys) -> list[type[BaseModel]]:
-        """The classes that could stand at `keys`."""
+        """The classes that could stand at `keys`; those of a list's entries for the list and for an entry."""
+        if isinstance(keys[-1], int):
+            keys = keys[:-1]
         parent = component_at(self.model, keys[:-1], self.data)
         field = parent.model_fields.get(str(keys[-1])) if parent else None
         return components(field.annotation) if field else []

@@ -137,6 +137,7 @@ class Kind(StrEnum):
     models = "models"
     gpus = "gpus"
     links = "links"
+    storage = "storage"
     releases = "releases"
 
 

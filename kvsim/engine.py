@@ -88,6 +88,8 @@ class Engine:
         self._ended: dict[Request, simpy.Event] = {}
         self._aborts: list[Request] = []
         self._wake: simpy.Event | None = None
+        self._blocked_ns = 0  # time that the scheduler was held up in this step's decisions
+        self._news = False  # something has happened since the last decision
         self._empty_steps = 0  # in a row
         self._give_up_after = give_up_after
         self._fruitless_steps = 0  # in a row
@@ -109,9 +111,14 @@ class Engine:
 
     def notify(self) -> None:
         """Something has happened that a waiting engine should look at."""
+        self._news = True
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
+
+    def hold_up(self, duration_ns: int) -> None:
+        """The scheduler waits so long for somebody before it can go on with this step."""
+        self._blocked_ns += duration_ns
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         steps, instant = 0, -1
@@ -158,8 +165,12 @@ class Engine:
     def _step(self) -> Generator[simpy.Event, Any, None]:
         scheduler, worker = self.scheduler, self.worker
         self._observer.on_step_start()
+        self._news = False
         output = scheduler.schedule()
         self._observer.on_step_scheduled(output)
+        if self._blocked_ns:
+            blocked_ns, self._blocked_ns = self._blocked_ns, 0
+            yield self.env.at(blocked_ns)
         if worker is not None:
             flushed = worker.handle_preemptions(output.connector_meta)
             if flushed:
@@ -198,6 +209,7 @@ class Engine:
             self._empty_steps > 1
             and not output.preempted
             and self.scheduler.has_requests()
+            and not self._news
             and not (self.worker is not None and self.worker.has_finished())
         ):
             started, waiting = self.env.now, bool(self.scheduler.requests)

@@ -17,7 +17,7 @@ def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], 
     Setting a component's `kind` drops the keys that only the kind before it has.
 
     Args:
-        override: a dotted key and a YAML value, such as ``engine.block_size=32``.
+        override: a dotted key and a YAML value, such as ``engine.block_size=32``; entries of lists have numbers.
         model: the class of the whole document.
         data: what the file says, and overrides before this one.
         sources: gets the override as the place of its keys, for messages.
@@ -33,18 +33,23 @@ def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], 
     parts = dotted.strip().split(".")
     if not equals or not all(parts):
         raise UserError(f"{source}: expected key=value, such as engine.block_size=32")
-    keys: Keys = tuple(parts)
-    section = data
-    for depth, key in enumerate(parts[:-1]):
+    keys: Keys = tuple(int(part) if part.isdecimal() else part for part in parts)
+    section: Any = data
+    for depth, key in enumerate(keys[:-1]):
+        if isinstance(section, list):
+            section = _entry(section, key, ".".join(parts[: depth + 1]), source)
+            continue
         inner = section.get(key)
-        if not isinstance(inner, dict):
+        if not isinstance(inner, dict | list) or (isinstance(inner, list) and not isinstance(keys[depth + 1], int)):
             if inner is not None or component_at(model, keys[:depth], data) is None:
                 raise UserError(f"{source}: {'.'.join(parts[: depth + 1])} has no keys below it")
-            inner = _default_section(model, key) if depth == 0 else {}
+            inner = _default_section(model, str(key)) if depth == 0 else {}
             section[key] = inner
             sources[keys[: depth + 1]] = source
         section = inner
     value = parse_yaml(text, source).data
+    if isinstance(section, list):
+        raise UserError(f"{source}: expected a key of entry {parts[-1]}, or the whole list {'.'.join(parts[:-1])}")
     if parts[-1] == "kind" and len(parts) == 2:
         _drop_foreign(model, section, parts[0], value)
     section[parts[-1]] = value
@@ -52,6 +57,17 @@ def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], 
         del sources[known]
     sources[keys] = source
     return keys
+
+
+def _entry(section: list[Any], index: str | int, name: str, source: str) -> dict[str, Any]:
+    """An entry of a list by its number from 0; the number after the last one adds an entry."""
+    assert isinstance(index, int)
+    if index == len(section):
+        section.append({})
+    if index > len(section) or not isinstance(section[index], dict):
+        raise UserError(f"{source}: {name}: expected an entry from 0 to {len(section)}")
+    entry: dict[str, Any] = section[index]
+    return entry
 
 
 def _default_section(model: type[BaseModel], key: str) -> dict[str, Any]:

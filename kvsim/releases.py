@@ -26,7 +26,8 @@ class Release:
     policies: dict[str, type[EvictionPolicy]]
     manager: type[OffloadingManager]
     tiering_manager: type[TieringManager]
-    probing_file_tier: bool  # the file system tier looks for files in the background (async_lookup.py)
+    background_lookups: bool  # tiers look for chunks in the background (tiering/async_lookup.py), not in the scheduler
+    file_tasks_per_job: int | None  # threads that work on one job of the file system tier; None = one per chunk
     offloading_connector: type[OffloadingConnector]
     offloading_worker: type[OffloadingWorker]
     cpu_chunk_alignment_bytes: int  # a chunk's copy in CPU memory is rounded up to this (kv_offload/cpu/spec.py)
@@ -44,7 +45,8 @@ RELEASES = {
         policies={"lru": LruPolicy, "arc": ArcPolicy},
         manager=OffloadingManager,
         tiering_manager=TieringManager,
-        probing_file_tier=True,
+        background_lookups=True,
+        file_tasks_per_job=1,
         offloading_connector=OffloadingConnector,
         offloading_worker=OffloadingWorker,
         cpu_chunk_alignment_bytes=4096,
@@ -60,7 +62,8 @@ RELEASES = {
         policies={"lru": LruPolicy023, "arc": ArcPolicy023},
         manager=OffloadingManager023,
         tiering_manager=TieringManager023,
-        probing_file_tier=False,
+        background_lookups=False,
+        file_tasks_per_job=None,
         offloading_connector=OffloadingConnector023,
         offloading_worker=OffloadingWorker023,
         cpu_chunk_alignment_bytes=1,

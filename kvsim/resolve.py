@@ -15,7 +15,7 @@ from kvsim.config import (
     RunConfig,
     SimpleCPUConnectorConfig,
 )
-from kvsim.copy_plan import CopyPlan, plan_copies
+from kvsim.copy_plan import ASSUMED, CopyPlan, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.registry import STEP_TIMES
@@ -29,6 +29,8 @@ from kvsim.steptime.gpu import GpuSpec, load_gpu
 from kvsim.steptime.model import load_model
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.spec import ModelSpec, Quantization
+from kvsim.storage import StorageProfile
+from kvsim.tier_plan import assumed_of_tiers, check_tiers, storages_of
 from kvsim.trace.read import read_trace
 from kvsim.trace.session import Trace
 
@@ -70,6 +72,7 @@ class Plan:
     model: ModelSpec
     gpu: GpuSpec
     link: LinkProfile
+    storages: tuple[StorageProfile | None, ...]  # of each secondary tier; None = needs none
     step_time: StepTimeModel
     limits: SchedulerLimits
     sizes: KVSizes
@@ -120,11 +123,13 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     with _at("hardware.link"):
         link = load_link(config.hardware.link or default_link(gpu.name))
     config = _with_block_size_factor(config, model)
+    storages = storages_of(config.connector)
     limits = _limits(config, model, gpu)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
     groups = kv_layout(model, tp, sizes.block_tokens).groups
     copies = plan_copies(config, model, release, link, block_bytes=sizes.block_bytes, groups=groups)
+    check_tiers(config.connector, sizes.cpu_chunk_bytes)
     return Plan(
         config=config,
         trace=trace,
@@ -132,6 +137,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         model=model,
         gpu=gpu,
         link=link,
+        storages=storages,
         step_time=_step_time(config, model, gpu, tp, ep),
         limits=limits,
         sizes=sizes,
@@ -142,6 +148,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *model.notes,
             *_hardware_notes(config, gpu),
             *copies.notes,
+            *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *capacity_notes,
         ),
         cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions),

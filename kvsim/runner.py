@@ -19,6 +19,7 @@ from kvsim.resolve import Plan, read_trace_of, resolve
 from kvsim.results.records import RequestRecord, RunRecord, Sample, as_row
 from kvsim.results.runfolder import Run, RunFolder
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS
+from kvsim.results.tiers import TIER_COLUMNS
 
 Progress = Callable[[int, int], None]
 COMPARISON_FILES = {"overlay.png", "report.html"}
@@ -45,6 +46,8 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
             requests=requests_frame(record),
             series=series_frame(record),
             totals=as_row(record.totals),
+            tiers=[as_row(tier) for tier in record.tiers],
+            tier_series=tiers_frame(record),
             config_text=dump_config(plan.config),
             notes=record.notes,
             cautions=record.cautions,
@@ -80,7 +83,14 @@ def requests_frame(record: RunRecord) -> pd.DataFrame:
 
 def series_frame(record: RunRecord) -> pd.DataFrame:
     """One row per sample."""
-    return pd.DataFrame([as_row(sample) for sample in record.series.samples], columns=_columns(Sample, SERIES_COLUMNS))
+    columns = [name for name in _columns(Sample, SERIES_COLUMNS) if name != "tiers"]
+    return pd.DataFrame([as_row(sample) for sample in record.series.samples], columns=columns)
+
+
+def tiers_frame(record: RunRecord) -> pd.DataFrame:
+    """One row per sample and secondary tier."""
+    rows = [as_row(state) for sample in record.series.samples for state in sample.tiers]
+    return pd.DataFrame(rows, columns=list(TIER_COLUMNS))
 
 
 def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:

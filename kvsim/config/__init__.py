@@ -23,6 +23,7 @@ from kvsim.config.engine import (
     StepTime,
 )
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
+from kvsim.config.tiers import ExampleTierConfig, FsTierConfig, ObjTierConfig, tier_names
 from kvsim.config.trace import TraceConfig
 
 __all__ = [
@@ -30,11 +31,14 @@ __all__ = [
     "CustomConnector",
     "CustomStepTime",
     "EngineConfig",
+    "ExampleTierConfig",
     "FixedStepTime",
+    "FsTierConfig",
     "HardwareConfig",
     "InstantTransfer",
     "ModelConfig",
     "NoConnector",
+    "ObjTierConfig",
     "OffloadingConnectorConfig",
     "OutputConfig",
     "ProfileTransfer",
@@ -46,4 +50,5 @@ __all__ = [
     "Transfer",
     "dump_config",
     "load_config",
+    "tier_names",
 ]

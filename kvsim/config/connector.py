@@ -9,6 +9,7 @@ from pydantic import Field, Tag, model_validator
 from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, Count
+from kvsim.config.tiers import Tiers
 from kvsim.units import Size
 
 
@@ -19,7 +20,7 @@ class NoConnector(Component):
 
 
 class OffloadingConnectorConfig(Component):
-    """vLLM's OffloadingConnector with CPU memory as the only tier."""
+    """vLLM's OffloadingConnector: CPU memory, and perhaps storage behind it."""
 
     kind: Literal["offloading"] = Field("offloading", description="vLLM's OffloadingConnector")
     cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
@@ -43,10 +44,14 @@ class OffloadingConnectorConfig(Component):
         " per_layer = one per block, layer and K or V; auto = as the release allocates KV",
     )
 
+    tiers: Tiers = Field((), description="storage behind CPU memory, in the order in which it is asked")
+
     @model_validator(mode="after")
     def _fits(self) -> OffloadingConnectorConfig:
         if self.block_size is not None and self.block_size_factor != 1:
             raise Misfit("block_size", "expected block_size or block_size_factor, found both")
+        if self.tiers and self.store_threshold:
+            raise Misfit("store_threshold", f"expected 0 with tiers (vLLM refuses it), found {self.store_threshold}")
         if self.store_threshold == 1:
             raise Misfit("store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,7 @@ def dump_config(config: RunConfig) -> str:
 _SECTIONS = frozenset(key for key, field in RunConfig.model_fields.items() if components(field.annotation))
 _PATHS: tuple[Keys, ...] = (
     ("trace", "path"), ("python_path",), ("model",), ("model", "name"), ("hardware", "gpu"), ("hardware", "link"),
+    ("connector", "tiers", "*", "storage"),
 )  # fmt: skip
 
 
@@ -146,21 +147,29 @@ def _name_of(path: Path) -> str:
 def _make_absolute(data: dict[str, Any], under: Keys, folder: Path) -> None:
     """Make the paths at or below the keys `under` absolute, in place."""
     for keys in _PATHS:
-        if keys[: len(under)] != under:
+        if any(one not in (other, "*") for one, other in zip(keys, under, strict=False)) or len(keys) < len(under):
             continue
-        section: Any = data
-        for key in keys[:-1]:
-            section = section.get(key) if isinstance(section, dict) else None
-        if not isinstance(section, dict):
-            continue
-        always = keys in (("trace", "path"), ("python_path",))
+        for section in _sections(data, keys[:-1]):
+            if keys[-1] in section:
+                always = keys in (("trace", "path"), ("python_path",))
+                section[str(keys[-1])] = _absolute(section[str(keys[-1])], folder, always=always)
 
-        def absolute(value: Any, always: bool = always) -> Any:
-            if isinstance(value, list):
-                return [absolute(item, always) for item in value]
-            if isinstance(value, str) and value and (always or is_path(value)) and "\0" not in value:
-                return os.path.abspath(folder / Path(value).expanduser())  # noqa: PTH100 - no pathlib way to drop ".."
-            return value
 
-        if keys[-1] in section:
-            section[str(keys[-1])] = absolute(section[str(keys[-1])])
+def _sections(data: object, keys: Keys) -> Iterator[dict[str, Any]]:
+    """The mappings at these keys; "*" stands for every entry of a list."""
+    if not keys:
+        if isinstance(data, dict):
+            yield data
+    elif keys[0] == "*":
+        for entry in data if isinstance(data, list) else ():
+            yield from _sections(entry, keys[1:])
+    elif isinstance(data, dict):
+        yield from _sections(data.get(keys[0]), keys[1:])
+
+
+def _absolute(value: Any, folder: Path, *, always: bool) -> Any:
+    if isinstance(value, list):
+        return [_absolute(item, folder, always=always) for item in value]
+    if isinstance(value, str) and value and (always or is_path(value)) and "\0" not in value:
+        return os.path.abspath(folder / Path(value).expanduser())  # noqa: PTH100 - no pathlib way to drop ".."
+    return value

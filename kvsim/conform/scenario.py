@@ -146,7 +146,7 @@ class Conformance:
         primary = release.manager(o["cpu_blocks"], policy, threshold, self.recorder.on_cpu_evict)
         if not delays:
             return primary
-        kind = ProbingStepTier if o["tier"] == "fs" and release.probing_file_tier else StepTier
+        kind = ProbingStepTier if o["tier"] == "fs" and release.background_lookups else StepTier
         return release.tiering_manager(primary, [kind(self.recorder.step, each) for each in delays])
 
     def run(self) -> tuple[list[Record], bool]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, CopyJob, Direction, WorkerOutput
+from kvsim.offload.async_lookup import AsyncLookup
 from kvsim.offload.tiering import Answer, TierJob
 
 
@@ -71,6 +72,7 @@ class StepTier:
         self._last: dict[Direction, int] = dict.fromkeys(delays, -1)
         self._present: set[int] = set()
         self._jobs: list[tuple[int, Direction, Sequence[int]]] = []  # (ready step, direction, keys)
+        self.epoch = 0
 
     def lookup(self, key: int, request_id: str) -> Answer:
         """Whether the chunk is here."""
@@ -95,6 +97,7 @@ class StepTier:
         for _, direction, keys in done:
             if direction == "store":
                 self._present.update(keys)
+                self.epoch += 1
         return [(direction, keys) for _, direction, keys in done]
 
     def is_idle(self) -> bool:
@@ -103,54 +106,31 @@ class StepTier:
 
 
 class ProbingStepTier(StepTier):
-    """A tier that looks in the background: what is asked in a step is known in the next one.
-
-    An answer is remembered until the last request that asked for it is over, even if the chunk arrives meanwhile.
-    Rules: vLLM 0.33.0 v1/kv_offload/tiering/async_lookup.py.
-    """
+    """A tier that looks in the background: what is asked in a step is known in the next one."""
 
     def __init__(self, step: Step, delays: dict[Direction, int]) -> None:
         super().__init__(step, delays)
-        self._answers: dict[int, bool | None] = {}  # None = asked, not known yet
-        self._asked_by: dict[int, set[str]] = {}
-        self._keys_of: dict[str, list[int]] = {}
-        self._batch: list[int] = []  # asked in this step
+        self._lookup = AsyncLookup()
         self._found: list[tuple[int, bool]] = []  # by the background, not picked up yet
 
     def lookup(self, key: int, request_id: str) -> Answer:
         """The remembered answer, or RETRY."""
         self._pick_up()
-        if key not in self._answers:
-            self._answers[key] = None
-            self._asked_by[key] = set()
-            self._batch.append(key)
-        if request_id not in self._asked_by[key]:
-            self._asked_by[key].add(request_id)
-            self._keys_of.setdefault(request_id, []).append(key)
-        answer = self._answers[key]
-        return Answer.RETRY if answer is None else Answer.HIT if answer else Answer.MISS
+        return self._lookup.ask(key, request_id)
 
     def on_schedule_end(self) -> None:
         """The background looks for what was asked in this step."""
         self._pick_up()
-        self._found = [(key, key in self._present) for key in self._batch if key in self._answers]
-        self._batch = []
+        self._found = [(key, key in self._present) for key in self._lookup.flush()]
 
     def on_request_finished(self, request_id: str) -> None:
-        """Forget what nobody else has asked for, unless the background is looking for it."""
-        looking = {key for key, _ in self._found}
-        for key in self._keys_of.pop(request_id, ()):
-            self._asked_by[key].discard(request_id)
-            if not self._asked_by[key] and key not in looking:
-                del self._answers[key], self._asked_by[key]
+        """Forget what nobody else has asked for."""
+        self._lookup.on_request_finished(request_id)
 
     def _pick_up(self) -> None:
-        for key, found in self._found:
-            if self._asked_by[key]:
-                self._answers[key] = found
-            else:
-                del self._answers[key], self._asked_by[key]
-        self._found = []
+        if self._found:
+            self._lookup.answer(self._found)
+            self._found = []
 
 
 class SortedReports:

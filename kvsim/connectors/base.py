@@ -220,6 +220,10 @@ class KVConnector(ABC):
         """KV events of what is kept outside the GPU, since the last call; a connector without tiers has none."""
         return ()
 
+    def hit_tokens_by_tier(self, request: Request) -> dict[int, int]:
+        """Tokens of the request's last load that came from secondary tiers, by the tier's number."""
+        return {}
+
     def may_defer(self) -> bool:
         """Whether `get_num_new_matched_tokens` could answer None now."""
         return True

@@ -40,6 +40,7 @@ class _State:
     next_stored: int = 0  # chunks before this one have been offered
     local_tokens: int = 0  # local hit at the last lookup
     signaled: bool = False  # its end has been told to the manager
+    tier_tokens: dict[int, int] = field(default_factory=dict)  # of the last load: secondary tier -> tokens
 
 
 class OffloadingConnector(KVConnector):
@@ -136,6 +137,7 @@ class OffloadingConnector(KVConnector):
         first, last = state.local_tokens // self.chunk_tokens, end_tokens // self.chunk_tokens
         state.next_stored = last  # the loaded prefix needs no store
         slots = self.manager.prepare_load(state.context, first, last)
+        state.tier_tokens = self._tokens_by_tier(state, first, last)
         blocks = table[state.local_tokens // self.block_size : end_tokens // self.block_size]
         keys = state.context.keys[first:last]  # a chunk that is only partly local is pinned whole
         job = self._new_job(state, "load", keys, slots, blocks)
@@ -143,6 +145,15 @@ class OffloadingConnector(KVConnector):
         self.num_load_jobs += 1
         if self._loading is not None:
             self._loading.update(keys)
+
+    def _tokens_by_tier(self, state: _State, first: int, last: int) -> dict[int, int]:
+        tokens: dict[int, int] = {}
+        for tier in self.manager.sources(state.context, first, last):
+            tokens[tier] = tokens.get(tier, 0) + self.chunk_tokens
+        return tokens
+
+    def hit_tokens_by_tier(self, request: Request) -> dict[int, int]:
+        return self._states[request].tier_tokens
 
     def _new_job(
         self, state: _State, direction: Direction, keys: list[int], source: list[int], destination: list[int]

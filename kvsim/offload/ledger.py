@@ -70,6 +70,10 @@ class Ledger(ABC):
     def on_request_finished(self, context: RequestContext) -> None:
         """The request is over: commit what was noted while it lived."""
 
+    def sources(self, context: RequestContext, first: int, last: int) -> list[int]:
+        """Numbers of the secondary tiers that this request has had its chunks ``first .. last-1`` brought from."""
+        return []
+
     def on_schedule_end(self) -> None:
         """The step's decisions are made."""
 

@@ -25,6 +25,11 @@ class Answer(Enum):
 class SecondaryTier(Protocol):
     """Storage behind the primary: it reads and writes CPU memory, never the GPU's."""
 
+    @property
+    def epoch(self) -> int:
+        """Grows with every change that `lookup` could notice."""
+        ...
+
     def lookup(self, key: int, request_id: str) -> Answer:
         """Whether the chunk can be loaded from here. A tier that has to find out says so and is asked again."""
         ...
@@ -75,13 +80,14 @@ class TieringManager(Ledger):
         self.primary, self.tiers = primary, tiers
         self._polled = False  # in this step
         self._promotions: dict[tuple[int, str], list[int]] = {}  # (tier, request) -> keys, in order of first promotion
+        self._sources: dict[str, dict[int, int]] = {}  # request -> {key that it has promoted: tier}
         self._open_stores: dict[str, int] = {}  # request -> stores that have still to be cascaded
         self._finished: set[str] = set()  # ended, but with open stores; never iterated
 
     @property
     def epoch(self) -> int:
-        """Changes of the primary; those of the tiers show there after a poll."""
-        return self.primary.epoch
+        """Changes of the primary and of the tiers."""
+        return self.primary.epoch + sum(tier.epoch for tier in self.tiers)
 
     @property
     def capacity_chunks(self) -> int:
@@ -101,18 +107,18 @@ class TieringManager(Ledger):
 
     def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
         self._poll_once()
-        chunks, pending = 0, False
-        for position in range(first, last):
-            hit = self.primary.lookup_prefix(context, position, position + 1)
-            if hit.chunks:
-                answer = Answer.HIT
-                pending |= hit.pending
-            else:
-                answer = self._promote(context, position)
-                pending |= answer is not Answer.MISS
+        chunks, pending, position = 0, False, first
+        while position < last:
+            hit = self.primary.lookup_prefix(context, position, last)
+            chunks, position, pending = chunks + hit.chunks, position + hit.chunks, pending or hit.pending
+            if position == last:
+                break
+            answer = self._promote(context, position)
             if answer is Answer.MISS:
                 break
+            pending = True
             chunks += answer is Answer.HIT  # RETRY: go on, so that the tiers find out about the rest as well
+            position += 1
         return PrefixHit(chunks, pending)
 
     def _promote(self, context: RequestContext, position: int) -> Answer:
@@ -124,6 +130,7 @@ class TieringManager(Ledger):
                 if self.primary.prepare_store(context, position, position + 1) is None:
                     return Answer.MISS
                 self._promotions.setdefault((number, context.request_id), []).append(key)
+                self._sources.setdefault(context.request_id, {})[key] = number
                 return Answer.HIT
             unknown |= answer is Answer.RETRY
         return Answer.RETRY if unknown else Answer.MISS
@@ -133,6 +140,11 @@ class TieringManager(Ledger):
 
     def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
         return self.primary.prepare_load(context, first, last)
+
+    def sources(self, context: RequestContext, first: int, last: int) -> list[int]:
+        """Tiers from which this request has had the chunks brought; those that it found in the primary don't count."""
+        promoted = self._sources.get(context.request_id, {})
+        return [promoted[key] for key in context.keys[first:last] if key in promoted]
 
     def complete_load(self, keys: Sequence[int]) -> None:
         self.primary.complete_load(keys)
@@ -159,6 +171,7 @@ class TieringManager(Ledger):
 
     def on_request_finished(self, context: RequestContext) -> None:
         self.primary.on_request_finished(context)
+        self._sources.pop(context.request_id, None)
         self._finished.add(context.request_id)
         self._tell_tiers_if_over(context.request_id)
 

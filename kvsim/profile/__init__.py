@@ -8,11 +8,13 @@ from kvsim.profile.figures import (
     FactorFigure,
     Figure,
     Grid,
+    IsoDate,
     PartFigure,
     PositivePartFigure,
     RateFigure,
     SizeFigure,
     TimeFigure,
+    assumed_figures,
 )
 from kvsim.profile.link import PPM, Direction, Duplex, LinkProfile, PathName, Remote, Share
 from kvsim.profile.paths import CopyPath, DmaLoop, KernelCopies, Pageable, Pieces
@@ -27,6 +29,7 @@ __all__ = [
     "FactorFigure",
     "Figure",
     "Grid",
+    "IsoDate",
     "KernelCopies",
     "LinkProfile",
     "Pageable",
@@ -39,6 +42,7 @@ __all__ = [
     "Share",
     "SizeFigure",
     "TimeFigure",
+    "assumed_figures",
     "default_link",
     "dump_link",
     "link_names",

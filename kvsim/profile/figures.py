@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
+from datetime import date as Date  # noqa: N812 - a field is named date
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kvsim.checked import Component, Misfit
 from kvsim.units import Duration, Rate, Size
 
 T = TypeVar("T")
 Source = Annotated[str, Field(min_length=3)]
+
+
+def _iso_date(value: object) -> object:
+    try:
+        Date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"expected a date such as 2026-11-29, found {value!r:.60}") from None
+    return value
+
+
+IsoDate = Annotated[str, BeforeValidator(_iso_date)]
 
 
 class Figure(Component, Generic[T]):
@@ -117,3 +130,13 @@ def _between(points: list[int], x: int) -> tuple[int, int, float]:
         return edge, edge, 0.0
     low = high - 1
     return low, high, math.log(x / points[low]) / math.log(points[high] / points[low])
+
+
+def assumed_figures(component: Component, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """(key, why) of each number in a profile that nobody measured."""
+    if isinstance(component, Figure | Grid) and component.assumed not in (None, False):
+        yield ".".join(keys), component.source
+    for key in type(component).model_fields:
+        inner = getattr(component, key)
+        if isinstance(inner, Component):
+            yield from assumed_figures(inner, (*keys, key))

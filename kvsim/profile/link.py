@@ -7,14 +7,13 @@ long as one of 28 KiB descriptors (vllm-project/vllm#42212).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from datetime import date as Date  # noqa: N812 - a field is named date
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Collection
+from typing import Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from kvsim.checked import Component
-from kvsim.profile.figures import FactorFigure, Figure, Grid, PartFigure, PositivePartFigure, RateFigure
+from kvsim.profile.figures import FactorFigure, IsoDate, PartFigure, PositivePartFigure, RateFigure, assumed_figures
 from kvsim.profile.paths import CopyPath, DmaLoop, KernelCopies, Pageable, Pieces
 
 PPM = 1_000_000
@@ -24,17 +23,6 @@ Direction = Literal["h2d", "d2h"]
 
 PathName = Literal["dma_batch", "dma_loop", "kernel", "pageable"]
 """Ways of copying; pageable is what is left of any of them where host memory is not pinned."""
-
-
-def _iso_date(value: object) -> object:
-    try:
-        Date.fromisoformat(str(value))
-    except ValueError:
-        raise ValueError(f"expected a date such as 2026-11-29, found {value!r:.60}") from None
-    return value
-
-
-IsoDate = Annotated[str, BeforeValidator(_iso_date)]
 
 
 class Duplex(Component):
@@ -185,13 +173,4 @@ class LinkProfile(Component):
 
         ``without``: sections of which none is used.
         """
-        return [f"{key}: {source}" for key, source in _assumed(self) if key.split(".")[0] not in without]
-
-
-def _assumed(component: Component, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    if isinstance(component, Figure | Grid) and component.assumed not in (None, False):
-        yield ".".join(keys), component.source
-    for key in type(component).model_fields:
-        inner = getattr(component, key)
-        if isinstance(inner, Component):
-            yield from _assumed(inner, (*keys, key))
+        return [f"{key}: {source}" for key, source in assumed_figures(self) if key.split(".")[0] not in without]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,16 @@ def column(run: Run, name: str) -> Floats:
     return run.series[name].to_numpy(dtype=np.float64)
 
 
+def tier_names(run: Run) -> list[str]:
+    """The secondary tiers of a run, in order."""
+    return list(dict.fromkeys(run.tiers["tier"].tolist()))
+
+
+def tier_column(run: Run, tier: str, name: str) -> Floats:
+    """A column of a secondary tier's samples, which are taken when those of the series are."""
+    return run.tiers.loc[run.tiers["tier"] == tier, name].to_numpy(dtype=np.float64)
+
+
 def start_ns(run: Run) -> int:
     """Time zero of every plot: the first arrival."""
     return int(run.requests["arrival_ns"].min()) if len(run.requests) else 0
@@ -55,7 +65,15 @@ def sample_times(run: Run) -> tuple[Floats, str]:
     return time_ns / scale, unit
 
 
-def windows(run: Run) -> tuple[Floats, str, Callable[[str], Floats]] | None:
+class Growth(Protocol):
+    """How a cumulative column grows."""
+
+    def __call__(self, name: str, tier: str = "") -> Floats:
+        """Growth in each window, of the series or of a secondary tier's samples."""
+        ...
+
+
+def windows(run: Run) -> tuple[Floats, str, Growth] | None:
     """Edges of equal windows over the run, their unit, and a function: a cumulative column's growth in each.
 
     Between samples a column is taken to grow evenly. None with fewer than two samples or when no time passed.
@@ -70,8 +88,9 @@ def windows(run: Run) -> tuple[Floats, str, Callable[[str], Floats]] | None:
     edges_ns = np.linspace(first, last, count + 1)
     scale, unit = _scale(last)
 
-    def growth(name: str) -> Floats:
-        return np.diff(np.interp(edges_ns, time_ns, column(run, name)))
+    def growth(name: str, tier: str = "") -> Floats:
+        values = tier_column(run, tier, name) if tier else column(run, name)
+        return np.diff(np.interp(edges_ns, time_ns, values))
 
     return edges_ns / scale, unit, growth
 

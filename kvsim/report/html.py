@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from kvsim.errors import UserError
-from kvsim.report.plots import PLOTS, e2e_cdf, overlay
+from kvsim.report.plots import e2e_cdf, overlay, plots_of
 from kvsim.report.rows import Group, comparison_groups, summary_groups
 from kvsim.report.style import GRID, INK, PAPER, as_svg
 from kvsim.report.words import describe, describe_comparison
@@ -48,7 +48,7 @@ def write_report(run: Run, path: Path) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    pictures = [Picture(_inline(draw(run), key, text), text) for key, (draw, text) in PLOTS.items()]
+    pictures = [Picture(_inline(draw(run), key, text), text) for key, (draw, text) in plots_of(run).items()]
     _write(
         path,
         _template("run.html.j2").render(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from kvsim.errors import UserError
-from kvsim.report.curves import MOST_POINTS, Floats, cdf, column, sample_times, share, thin, windows
+from kvsim.report.axes import legend, time_axis
+from kvsim.report.curves import MOST_POINTS, Floats, cdf, column, sample_times, share, thin, tier_names, windows
 from kvsim.report.format import number, shorten, value
 from kvsim.report.style import (
     BLUE,
@@ -29,6 +31,7 @@ from kvsim.report.style import (
     say,
     styled,
 )
+from kvsim.report.tier_plots import TIER_COLORS, TIER_PLOTS
 from kvsim.results.compare import METRIC, labels
 from kvsim.results.runfolder import Run
 
@@ -62,14 +65,21 @@ def hit_rate(run: Run) -> Figure:
     axes = drawn.subplots()
     axes.set_title(title)
     prompt = growth("prompt_tokens")
-    local, external = (share(growth(f"{what}_hit_tokens"), prompt) for what in ("local", "external"))
-    axes.stairs(local, edges, fill=True, color=BLUE, label="GPU cache")
-    axes.stairs(local + external, edges, baseline=local, fill=True, color=ORANGE, label="Offload tiers")
+    below = share(growth("local_hit_tokens"), prompt)
+    axes.stairs(below, edges, fill=True, color=BLUE, label="GPU cache")
+    names = tier_names(run)
+    behind = {name: growth("hit_tokens", name) for name in names}
+    from_cpu = growth("external_hit_tokens") - sum(behind.values(), np.zeros(len(prompt)))
+    layers = {"CPU" if names else "Offload tiers": from_cpu} | behind
+    for color, (name, tokens) in zip(cycle((ORANGE, *TIER_COLORS)), layers.items(), strict=False):
+        top = below + share(tokens, prompt)
+        axes.stairs(top, edges, baseline=below, fill=True, color=color, label=shorten(name, _NAME_WIDTH))
+        below = top
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("Share of prompt tokens")
-    _time_axis(axes, edges, unit)
-    _legend(axes)
+    time_axis(axes, edges, unit)
+    legend(axes)
     return drawn
 
 
@@ -98,8 +108,8 @@ def kv_usage(run: Run) -> Figure:
         axes.set_ylabel("GiB (2**30 bytes)")
         right = axes.secondary_yaxis("right", functions=(_times(100 / top), _times(top / 100)))
         right.set_ylabel("% of capacity")
-        _time_axis(axes, time, unit, label=axes is panels[-1])
-        _legend(axes)
+        time_axis(axes, time, unit, label=axes is panels[-1])
+        legend(axes)
     return drawn
 
 
@@ -123,8 +133,8 @@ def queues(run: Run) -> Figure:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("Requests")
-    _time_axis(axes, time, unit)
-    _legend(axes)
+    time_axis(axes, time, unit)
+    legend(axes)
     return drawn
 
 
@@ -155,9 +165,9 @@ def transfers(run: Run) -> Figure:
     busy.set_ylabel("Share of time")
     rate.set_ylim(bottom=0)
     rate.set_ylabel("GB/s (1e9 bytes/s)")
-    _time_axis(busy, edges, unit, label=False)
-    _time_axis(rate, edges, unit)
-    _legend(busy)
+    time_axis(busy, edges, unit, label=False)
+    time_axis(rate, edges, unit)
+    legend(busy)
     return drawn
 
 
@@ -189,6 +199,11 @@ PLOTS: Mapping[str, tuple[Callable[[Run], Figure], str]] = {
 """Every plot of a single run: its file name, the function, and a sentence that says what it shows."""
 
 
+def plots_of(run: Run) -> Mapping[str, tuple[Callable[[Run], Figure], str]]:
+    """The plots that say something about this run."""
+    return {**PLOTS, **TIER_PLOTS} if len(run.tiers) else PLOTS
+
+
 def save_plots(run: Run, folder: Path) -> list[Path]:
     """Draw all plots of a run into a folder, as PNG and as SVG.
 
@@ -198,7 +213,7 @@ def save_plots(run: Run, folder: Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, (draw, _) in PLOTS.items():
+        for name, (draw, _) in plots_of(run).items():
             drawn = draw(run)
             png, svg = folder / f"{name}.png", folder / f"{name}.svg"
             png.write_bytes(as_png(drawn))
@@ -248,7 +263,7 @@ def _cdf(axes: Axes, runs: Sequence[Run], event: str, title: str) -> None:
     axes.set_xlabel("Time since arrival (logarithmic)")
     axes.set_ylabel("Share of finished requests")
     if 1 < len(axes.lines) <= _NAMES_ABOVE:
-        _legend(axes)
+        legend(axes)
     elif len(axes.lines) > 1:
         axes.legend(loc="best", fontsize=8)
 
@@ -299,16 +314,3 @@ def _tick(ms: float) -> str:
 
 def _times(factor: float) -> Callable[[Floats], Floats]:
     return lambda values: np.asarray(values) * factor
-
-
-def _time_axis(axes: Axes, time: Floats, unit: str, label: bool = True) -> None:
-    axes.set_xlim(0, max(float(time[-1]), 1e-9))
-    if label:
-        axes.set_xlabel(f"Time since the first arrival ({unit})")
-
-
-def _legend(axes: Axes) -> None:
-    """Above the plot at the right, beside the title: it never covers data."""
-    handles, _ = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=min(3, len(handles)), frameon=False)

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from kvsim.report.format import MISSING, SAME, change, is_better, value
-from kvsim.results.compare import METRIC, METRICS, Metric, compare, is_shown
+from kvsim.results.compare import METRIC, Metric, compare, metrics_of
 from kvsim.results.runfolder import Run
 
 SPREAD = ("mean", "p50", "p90", "p99")
@@ -41,7 +41,7 @@ class Group:
 
 def summary_groups(summary: Mapping[str, Any]) -> list[Group]:
     """One run: a row per number with one cell, or four cells (mean, P50, P90, P99) for a distribution."""
-    shown = [metric for metric in METRICS if is_shown(metric, [summary])]
+    shown = metrics_of([summary])
     groups = []
     for title, metrics in groupby(shown, key=lambda metric: metric.group):
         lines = []
@@ -58,10 +58,8 @@ def summary_groups(summary: Mapping[str, Any]) -> list[Group]:
 
 def comparison_groups(runs: Sequence[Run]) -> list[Group]:
     """Several runs: a row per number, a cell per run, each with its change against the first."""
-    summaries = [run.summary for run in runs]
-    shown = [row for row in compare(runs) if is_shown(row.metric, summaries)]
     groups = []
-    for title, rows in groupby(shown, key=lambda row: row.metric.group):
+    for title, rows in groupby(compare(runs), key=lambda row: row.metric.group):
         lines = []
         for row in rows:
             cells: list[Cell] = []

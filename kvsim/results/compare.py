@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvsim.results.runfolder import Run
 
-Unit = Literal["count", "share", "ms", "s", "per_s", "tokens", "bytes", "memory_bytes", "gb_per_s"]
+Unit = Literal["count", "share", "ms", "s", "per_s", "tokens", "bytes", "memory_bytes", "gb_per_s", "ratio"]
 """``bytes`` are shown in GB (1e9: traffic), ``memory_bytes`` in GiB (2**30: capacity)."""
 
 
@@ -84,6 +84,36 @@ METRICS: tuple[Metric, ...] = (
 )
 """What tables and reports show, in order."""
 
+
+def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """What these runs have to show: :data:`METRICS` without tiers that no run has, and each secondary tier's own."""
+    names = dict.fromkeys(name for summary in summaries for name in summary.get("secondary_tiers", {}))
+    shown = [metric for metric in METRICS if is_shown(metric, summaries)]
+    return shown + [metric for name in names for metric in _tier_metrics(name, summaries)]
+
+
+def _tier_metrics(name: str, summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    group, at = f"Tier {name}", ("secondary_tiers", name)
+    metrics = [
+        Metric(group, "Token hit rate", (*at, "hit_rate"), "share", "higher"),
+        Metric(group, "Read", (*at, "read", "bytes"), "bytes"),
+        Metric(group, "Written", (*at, "write", "bytes"), "bytes"),
+        Metric(group, "Read rate", (*at, "read", "gb_per_s"), "gb_per_s", "higher"),
+        Metric(group, "Write rate", (*at, "write", "gb_per_s"), "gb_per_s", "higher"),
+        Metric(group, "Wait to read", (*at, "read", "mean_wait_ms"), "ms", "lower"),
+        Metric(group, "Wait to write", (*at, "write", "mean_wait_ms"), "ms", "lower"),
+        Metric(group, "Lookup", (*at, "lookup", "mean_ms"), "ms", "lower"),
+        Metric(group, "Device busy", (*at, "busy_share"), "share"),
+        Metric(group, "Write backlog, peak", (*at, "backlog", "peak_bytes"), "bytes", "lower"),
+        Metric(group, "Write amplification", (*at, "write_amplification"), "ratio"),
+        Metric(group, "Used, peak", (*at, "used", "peak_bytes"), "memory_bytes"),
+        Metric(group, "Used, peak share", (*at, "used", "peak_share"), "share"),
+        Metric(group, "Evicted chunks", (*at, "evicted_chunks"), "count"),
+        Metric(group, "Refused chunks", (*at, "refused_chunks"), "count", "lower"),
+    ]
+    return [metric for metric in metrics if any(metric.of(summary) is not None for summary in summaries)]
+
+
 METRIC: Mapping[str, Metric] = {metric.key: metric for metric in METRICS}
 
 
@@ -98,9 +128,9 @@ class Row:
 
 
 def compare(runs: Sequence[Run]) -> list[Row]:
-    """All metrics of several runs, each with the difference (value - first) and the ratio (value / first)."""
+    """What several runs have to show, each with the difference (value - first) and the ratio (value / first)."""
     rows = []
-    for metric in METRICS:
+    for metric in metrics_of([run.summary for run in runs]):
         values = tuple(metric.of(run.summary) for run in runs)
         first = values[0] if values else None
         rows.append(

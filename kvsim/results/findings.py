@@ -20,6 +20,7 @@ STALL_SHARE = 0.05
 BUSY_LINK_SHARE = 0.90
 LONG_QUEUE_MS = 1000.0
 FEW_REQUESTS = 100
+LARGE_BACKLOG_SHARE = 0.25
 
 Summary = Mapping[str, Any]
 
@@ -186,12 +187,75 @@ def _busy_links(summary: Summary) -> list[str]:
     return found
 
 
+def _tier_backlog(summary: Summary) -> list[str]:
+    found = []
+    for name, tier in summary["secondary_tiers"].items():
+        backlog, written = tier["backlog"], tier["write"]
+        if not written["bytes"] or not (backlog["grows"] or (backlog["cpu_share"] or 0) >= LARGE_BACKLOG_SHARE):
+            continue
+        waits = f"{backlog['peak_bytes'] / GIB:.1f} GiB"
+        if backlog["cpu_share"] is not None:
+            waits += f" ({_percent(backlog['cpu_share'])} of CPU memory, where it is pinned until it is written)"
+        trend = " and the backlog grew all through the run" if backlog["grows"] else ""
+        found.append(
+            f"Tier {name} cannot keep up with what is stored: it writes {written['gb_per_s']:.2f} GB/s, up to {waits}"
+            f" waited to be written{trend}. A faster tier, more CPU memory, or no such tier would be better."
+        )
+    return found
+
+
+def _slow_tier(summary: Summary) -> list[str]:
+    found = []
+    totals = summary["totals"]
+    computed, busy_s = _computed_tokens(summary), summary["gpu"]["busy_s"]
+    if not computed or not busy_s:
+        return []
+    gpu_rate = computed / busy_s
+    for name, tier in summary["secondary_tiers"].items():
+        if not tier["read"]["gb_per_s"]:
+            continue
+        tier_rate = tier["read"]["gb_per_s"] * 1e9 * totals["block_tokens"] / totals["gpu_block_bytes"]
+        if tier_rate < gpu_rate:
+            found.append(
+                f"Tier {name} brings {tier_rate:,.0f} tokens/s when it is asked ({tier['read']['gb_per_s']:.2f} GB/s);"
+                f" the GPU computes {gpu_rate:,.0f} prompt tokens/s: its hits take longer than computing them again."
+            )
+    return found
+
+
+def _computed_tokens(summary: Summary) -> int:
+    hits = summary["hit_rate"]
+    return int(hits["prompt_tokens"] - hits["local_hit_tokens"] - hits["external_hit_tokens"])
+
+
+def _full_tier(summary: Summary) -> list[str]:
+    return [
+        f"Tier {name} was full ({tier['capacity_bytes'] / GIB:.1f} GiB): {tier['refused_chunks']:,} chunks were not"
+        " written. vLLM deletes nothing there: what is stored first stays."
+        for name, tier in summary["secondary_tiers"].items()
+        if tier["refused_chunks"]
+    ]
+
+
+def _idle_tier(summary: Summary) -> list[str]:
+    return [
+        f"Nothing was ever read from tier {name}, {tier['write']['bytes'] / 1e9:,.1f} GB were written to it: CPU memory"
+        " alone would have given the same hits."
+        for name, tier in summary["secondary_tiers"].items()
+        if tier["write"]["bytes"] and not tier["read"]["bytes"]
+    ]
+
+
 _RULES: tuple[Callable[[Summary], list[str]], ...] = (
     _unfinished,
     _queued,
     _preempted,
     _stalled,
     _busy_links,
+    _tier_backlog,
+    _slow_tier,
+    _full_tier,
+    _idle_tier,
     _cannot_store,
     _gpu_enough,
     _small_gain,

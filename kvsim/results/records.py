@@ -28,6 +28,22 @@ class RequestRecord:
     external_hit_tokens: int = 0
     load_wait_ns: int = 0
     preemptions: int = 0
+    secondary_hit_tokens: int = 0  # of the external ones: those that came from behind CPU memory
+
+
+@dataclass(slots=True)
+class TierSample:
+    """The state of one secondary tier at a moment; bytes moved and busy time are cumulative."""
+
+    time_ns: int
+    tier: str
+    used_bytes: int
+    write_backlog_bytes: int
+    read_queue_bytes: int
+    read_bytes: int
+    write_bytes: int
+    busy_ns: int
+    hit_tokens: int
 
 
 @dataclass(slots=True)
@@ -51,6 +67,7 @@ class Sample:
     d2h_busy_ns: int
     gpu_busy_ns: int
     preemptions: int
+    tiers: tuple[TierSample, ...] = ()  # secondary ones, in order
 
 
 class Series:
@@ -110,12 +127,46 @@ class Totals:
 
 
 @dataclass(slots=True)
+class TierTotals:
+    """Sums of one secondary tier over a run (see the fields' names for units)."""
+
+    name: str
+    kind: str
+    device: str
+    chunk_bytes: int  # all ranks
+    capacity_chunks: int = 0  # 0 = no limit
+    hit_tokens: int = 0  # of prompts, at first admission: loaded to the GPU after they had come from this tier
+    read_jobs: int = 0
+    write_jobs: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    read_tasks: int = 0  # a job is one task or several, each for one thread
+    write_tasks: int = 0
+    read_wait_ns: int = 0  # from submission until a thread took it, over all tasks
+    write_wait_ns: int = 0
+    read_wanted_ns: int = 0  # time in which something was waiting to be read, or being read
+    write_wanted_ns: int = 0
+    lookup_batches: int = 0
+    lookup_keys: int = 0
+    lookup_ns: int = 0
+    deduplicated_chunks: int = 0  # not written, because they were there
+    refused_chunks: int = 0  # not written, because the tier was full
+    evicted_chunks: int = 0
+    used_chunks: int = 0  # at the end
+    used_chunks_peak: int = 0
+    backlog_bytes: int = 0  # handed over and not written yet, at the end
+    backlog_peak_bytes: int = 0
+    busy_ns: int = 0  # of the whole device
+
+
+@dataclass(slots=True)
 class RunRecord:
     """Everything one run leaves behind, before it is summarised."""
 
     requests: list[RequestRecord] = field(default_factory=list)  # in order of arrival
     series: Series = field(default_factory=lambda: Series(2_000))
     totals: Totals = field(default_factory=Totals)
+    tiers: list[TierTotals] = field(default_factory=list)  # secondary ones, in the order in which they are asked
     notes: list[str] = field(default_factory=list)  # choices and assumptions
     cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
 

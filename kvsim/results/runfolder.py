@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,16 +21,29 @@ from kvsim import __version__
 from kvsim.errors import UserError
 from kvsim.results.findings import warnings
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest, summarize
+from kvsim.results.tiers import TIER_COLUMNS
 
 KIND = "kvsim-run"
 SCHEMA = 1
 """Version of the run folder; raised when a reader of the old one would misread the new one."""
 
-SUMMARY, REQUESTS, SERIES = "summary.json", "requests.parquet", "series.parquet"
+SUMMARY, REQUESTS, SERIES, TIERS = "summary.json", "requests.parquet", "series.parquet", "tiers.parquet"
 CONFIG, PLOTS, REPORT = "config.resolved.yaml", "plots", "report.html"
 KV_EVENTS = "kv_events.jsonl"
 OWN_NAMES = frozenset(
-    (SUMMARY, REQUESTS, SERIES, CONFIG, PLOTS, REPORT, KV_EVENTS, "steps.parquet", "timeline.json", "schedule.jsonl")
+    (
+        SUMMARY,
+        REQUESTS,
+        SERIES,
+        TIERS,
+        CONFIG,
+        PLOTS,
+        REPORT,
+        KV_EVENTS,
+        "steps.parquet",
+        "timeline.json",
+        "schedule.jsonl",
+    )
 )
 """Everything a run folder may hold; a folder with anything else in it is never overwritten."""
 
@@ -51,15 +64,20 @@ _SECTIONS = (
 _ARROW = {"str": pa.string(), "int64": pa.int64()}
 
 
+def _no_tiers() -> pd.DataFrame:
+    return pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in TIER_COLUMNS.items()})
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run read back: what ``summary.json`` says, and the two tables."""
+    """A run read back: what ``summary.json`` says, and the tables; ``tiers`` is empty without secondary tiers."""
 
     path: Path
     name: str
     summary: dict[str, Any]
     requests: pd.DataFrame
     series: pd.DataFrame
+    tiers: pd.DataFrame = field(default_factory=_no_tiers)
 
     @property
     def config_text(self) -> str:
@@ -146,6 +164,8 @@ class RunFolder:
         config_text: str,
         notes: Sequence[str] = (),
         cautions: Sequence[str] = (),
+        tiers: Sequence[Mapping[str, Any]] = (),
+        tier_series: pd.DataFrame | None = None,
         info: Mapping[str, str] | None = None,
     ) -> Run:
         """Write the tables, the resolved config and the summary made of them.
@@ -157,12 +177,16 @@ class RunFolder:
             config_text: The resolved configuration, YAML.
             notes: Assumptions and choices behind the numbers, each with its source.
             cautions: What makes the setup questionable; they come before the warnings about its results.
+            tiers: Totals of the secondary tiers, if any.
+            tier_series: See :data:`kvsim.results.tiers.TIER_COLUMNS`; written only if there are secondary tiers.
             info: What was simulated, for readers (trace, model, GPU, ...), in the order in which to show it.
 
         Returns:
             The run, as :func:`load_run` will give it back once the folder has its final name.
         """
-        measures = summarize(requests, totals, series)
+        if tier_series is None or not tiers:
+            tier_series = _no_tiers()
+        measures = summarize(requests, totals, series, tiers, tier_series)
         summary = {
             "kind": KIND,
             "schema": SCHEMA,
@@ -184,12 +208,14 @@ class RunFolder:
         try:
             write_parquet(requests, REQUEST_COLUMNS, self.path / REQUESTS)
             write_parquet(series, SERIES_COLUMNS, self.path / SERIES)
+            if tiers:
+                write_parquet(tier_series, TIER_COLUMNS, self.path / TIERS)
             (self.path / CONFIG).write_text(config_text, encoding="utf-8", newline="\n")
             (self.path / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
         except OSError as error:
             raise UserError(f"{self.target}: cannot write the run folder: {error.strerror or error}") from error
         self._written = True
-        return Run(self.path, self.target.name, summary, requests, series)
+        return Run(self.path, self.target.name, summary, requests, series, tier_series)
 
     def _commit(self, overwrite: bool) -> None:
         if not self._written:
@@ -249,6 +275,8 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     summary = _read_summary(folder)
     requests = _read_parquet(folder / REQUESTS, REQUEST_COLUMNS)
     series = _read_parquet(folder / SERIES, SERIES_COLUMNS)
+    secondary = summary.get("secondary_tiers")  # missing in runs of older versions
+    tiers = _read_parquet(folder / TIERS, TIER_COLUMNS) if secondary else _no_tiers()
     try:
         found = digest(requests)
     except ValueError as error:
@@ -258,7 +286,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
             f"{folder}: {REQUESTS} (digest {found[:12]}) does not belong to {SUMMARY} "
             f"(digest {str(summary['digest'])[:12]}); expected the same digest"
         )
-    return Run(folder, folder.name, summary, requests, series)
+    return Run(folder, folder.name, summary, requests, series, tiers)
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from kvsim.results.tiers import summarize_tiers
 
 Ints = npt.NDArray[np.int64]
 
@@ -67,7 +69,13 @@ SERIES_COLUMNS: Mapping[str, str] = dict.fromkeys(
 """``series.parquet``: samples in time order; the first seven are values now, the others cumulative."""
 
 
-def summarize(requests: pd.DataFrame, totals: Mapping[str, int], series: pd.DataFrame | None = None) -> dict[str, Any]:
+def summarize(
+    requests: pd.DataFrame,
+    totals: Mapping[str, int],
+    series: pd.DataFrame | None = None,
+    tiers: Sequence[Mapping[str, Any]] = (),
+    tier_series: pd.DataFrame | None = None,
+) -> dict[str, Any]:
     """Condense a run into a nested dict of plain numbers that ``json`` can write.
 
     Definitions:
@@ -91,6 +99,8 @@ def summarize(requests: pd.DataFrame, totals: Mapping[str, int], series: pd.Data
         totals: The engine's counters, kept as they are under ``totals``; a missing one makes its metrics
             ``None``.
         series: Samples over time, :data:`SERIES_COLUMNS`; without them the values at the end are ``None``.
+        tiers: Totals of the secondary tiers, see :func:`kvsim.results.tiers.summarize_tiers`.
+        tier_series: Their samples over time.
 
     Raises:
         ValueError: A column is missing or a status is unknown (a fault of the caller, not of the user).
@@ -127,6 +137,7 @@ def summarize(requests: pd.DataFrame, totals: Mapping[str, int], series: pd.Data
             "store_jobs": totals.get("store_jobs"),
         },
         "tiers": _tiers(totals, series),
+        "secondary_tiers": summarize_tiers(tiers, tier_series, totals, span_ns),
         "sessions": _sessions(requests, finished),
         "totals": {key: int(value) for key, value in totals.items()},
     }

@@ -170,3 +170,44 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "deep.yaml"
     file.write_text("trace: " + "[" * 20_000)
     assert "is nested too deeply" in message(file)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        ("fs", "connector.tiers: expected a list, found 'fs'"),
+        ("[fs]", "connector.tiers.0: expected a mapping of keys, found 'fs'"),
+        ("[{kind: s3}]", "connector.tiers.0.kind: expected one of fs, obj, example, found 's3'"),
+        ("[{storage: s3}]", "connector.tiers.0.kind is missing, expected one of fs, obj, example"),
+        (
+            "[{kind: fs, capcity: 1GiB}]",
+            "unknown key connector.tiers.0.capcity, did you mean capacity? (in connector.tiers.0)",
+        ),
+        (
+            "[{kind: example}, {kind: obj, n_read_threads: 4}]",
+            "unknown key connector.tiers.1.n_read_threads, did you mean io_threads? (in connector.tiers.1)",
+        ),
+        ("[{kind: fs, n_read_threads: 0}]", "connector.tiers.0.n_read_threads: expected at least 1, found 0"),
+        (
+            "[{kind: fs, capacity: 5}]",
+            f"connector.tiers.0.capacity: {SIZE}, found the plain number 5",
+        ),
+        (
+            "[{kind: fs, eviction: lru}]",
+            "connector.tiers.0.eviction: expected a capacity with eviction lru: without one nothing is full",
+        ),
+        (
+            "[{kind: fs, latency: -1ms}]",
+            f"connector.tiers.0.latency: {TIME}, not negative, found '-1ms'",
+        ),
+    ],
+)
+def test_tiers(tmp_path: Path, tiers: str, message: str) -> None:
+    """A mistake in a secondary tier is named with the number of the tier."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"trace: {{path: t}}\nmodel: m\nconnector:\n  kind: offloading\n  cpu_bytes_to_use: 1GiB\n  tiers: {tiers}\n"
+    )
+    with pytest.raises(UserError) as caught:
+        load_config(file)
+    assert str(caught.value) == f"{file}:6: {message}"

@@ -1,0 +1,1 @@
+"""Secondary tiers in time: storage behind the CPU tier, on SimPy."""
