@@ -103,6 +103,9 @@ class Books(EngineObserver):
     def on_load_stall(self, waited_ns: int) -> None:
         self._record.totals.stall_ns += waited_ns
 
+    def on_sync_stall(self, waited_ns: int) -> None:
+        self._record.totals.sync_stall_ns += waited_ns
+
     def on_flush_stall(self, waited_ns: int) -> None:
         self._record.totals.flush_stall_ns += waited_ns
 
@@ -198,6 +201,7 @@ class Books(EngineObserver):
             totals.cpu_evicted_blocks, totals.cannot_store = connector.num_evicted_chunks, connector.num_refusals
             totals.h2d_bytes, totals.d2h_bytes = link.bytes["h2d"], link.bytes["d2h"]
             totals.h2d_busy_ns, totals.d2h_busy_ns = link.busy_ns("h2d"), link.busy_ns("d2h")
+            record.cautions += connector.cautions()
         for request, reason in stuck_requests(self._scheduler):
             entry = self._open[request]
             entry.reason = reason

@@ -8,7 +8,14 @@ from kvsim.books import Books, Offload
 from kvsim.build_tiers import build_tiers
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
-from kvsim.config import CustomConnector, OffloadingConnectorConfig, SimpleCPUConnectorConfig
+from kvsim.config import (
+    CustomConnector,
+    ExampleConnectorConfig,
+    LMCacheConnectorConfig,
+    LMCacheMPConnectorConfig,
+    OffloadingConnectorConfig,
+    SimpleCPUConnectorConfig,
+)
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.site import HeldToProtocol, Site, Traffic
@@ -22,6 +29,7 @@ from kvsim.offload.manager import PolicyFactory
 from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series
+from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.trace.replay import ReplayOptions, play
 
 NS = 10**9
@@ -47,6 +55,9 @@ class Simulation:
         # Tiers wake an engine that is built on them.
         self._tiers = build_tiers(self.clock, plan, on_change=self._notify, on_blocked=self._hold_up)
         self.record.tiers = [tier.totals for tier in self._tiers]
+        self._links: list[DuplexLink] = []
+        self._synchronous = Synchronous(plan, self.clock)
+        self._lmcache_mp = LMCacheMP(plan, self.clock)
         self._books, self.instance = self._build()
         self.engine = self.instance.engine
 
@@ -96,11 +107,14 @@ class Simulation:
         offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
         books = Books(self.clock, scheduler, self.record, offload, self._kv_events(kv, connector))
         engine = Engine(self.clock, scheduler, plan.step_time, worker, observer=books, check_every_step=config.debug)
-        if isinstance(link, DuplexLink):
-            link.on_finish = engine.notify
+        for each in self._links:
+            each.on_finish = engine.notify
+        self._lmcache_mp.alarm.on_ring = engine.notify
         site.wakes(engine.notify)
         self._note_sizes()
-        return books, Instance(engine, books, self.record.requests, self._request_ended)
+        tenants, sessions = config.trace.tenants, plan.trace.sessions
+        tenant_of = {session.name: at % len(tenants) for at, session in enumerate(sessions)} if tenants else {}
+        return books, Instance(engine, books, self.record.requests, self._request_ended, tenants, tenant_of)
 
     def _notify(self) -> None:
         self.engine.notify()
@@ -163,6 +177,10 @@ class Simulation:
                 blocks_per_step=2 * -(-plan.limits.max_num_batched_tokens // plan.sizes.block_tokens),
                 enable_caching=plan.config.engine.enable_prefix_caching,
             )
+        if isinstance(config, ExampleConnectorConfig | LMCacheConnectorConfig):
+            return self._synchronous.connector()
+        if isinstance(config, LMCacheMPConnectorConfig):
+            return self._lmcache_mp.connector()
         return None
 
     def _worker(
@@ -174,6 +192,13 @@ class Simulation:
         if isinstance(plan.config.connector, CustomConnector):
             return connector.make_worker(), Traffic(site.links)
         link = DuplexLink(self.clock)
+        self._links.append(link)
+        if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):
+            self._links += self._synchronous.storage
+            return self._synchronous.worker(link), link
+        if isinstance(plan.config.connector, LMCacheMPConnectorConfig):
+            self._links += self._lmcache_mp.storage
+            return self._lmcache_mp.worker(link), link
         bytes_per_block: dict[LinkDirection, int] = {
             "h2d": plan.sizes.gpu_block_bytes,
             "d2h": plan.sizes.block_bytes * plan.sizes.cpu_copies,

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import simpy
 
 from kvsim.clock import SCHEDULE_PRIORITY, Clock
-from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
+from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, WorkerOutput
 from kvsim.errors import UserError
+from kvsim.forward import forward_by_layer
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler
 
@@ -50,6 +51,9 @@ class EngineObserver:
     def on_load_stall(self, waited_ns: int) -> None:
         """Requests existed and none could be computed, for so long, because KV was on its way."""
 
+    def on_sync_stall(self, waited_ns: int) -> None:
+        """The forward pass took so much longer because it loaded or saved KV itself."""
+
     def on_flush_stall(self, waited_ns: int) -> None:
         """The step had to wait for copies out of blocks that it hands out again."""
 
@@ -81,6 +85,8 @@ class Engine:
         check_every_step: bool = False,
     ) -> None:
         self.env, self.scheduler, self.worker = env, scheduler, worker
+        perhaps: object = worker  # mypy holds that no worker can have both sets of methods
+        self._hooks = perhaps if isinstance(perhaps, LayerHooks) else None
         self._step_time = step_time
         self._observer = observer or EngineObserver()
         self._empty_step = empty_step
@@ -180,7 +186,12 @@ class Engine:
             self._empty_steps = 0
             forward_ns = self._step_time.step_ns(*batch_of(output))
             self._observer.on_forward(forward_ns)
-            yield self.env.at(forward_ns)
+            if self._hooks is not None and self._hooks.has_layer_work():
+                started = self.env.now
+                yield from forward_by_layer(self.env, self._hooks, forward_ns, self._wait)
+                self._observer.on_sync_stall(self.env.now - started - forward_ns)
+            else:
+                yield self.env.at(forward_ns)
         else:
             yield from self._empty(output)
         worker_output = None if worker is None else worker.get_finished()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import simpy
 
 from kvsim.books import Books
 from kvsim.chain import BlockIds
 from kvsim.engine import Engine
-from kvsim.request import ChainContent, Request
+from kvsim.request import ChainContent, Content, Request, Salted
 from kvsim.results.records import RequestRecord
 from kvsim.scheduler import Scheduler
 from kvsim.trace.session import Session, Turn
@@ -21,12 +21,21 @@ class Instance:
     Args:
         records: of all requests, in order of arrival; grows.
         on_ended: called once for every request that has ended, whichever way.
+        tenants: their names; none = all sessions are of one.
+        tenant_of: number of the tenant of each session, by its name.
     """
 
     def __init__(
-        self, engine: Engine, books: Books, records: list[RequestRecord], on_ended: Callable[[], None]
+        self,
+        engine: Engine,
+        books: Books,
+        records: list[RequestRecord],
+        on_ended: Callable[[], None],
+        tenants: Sequence[str] = (),
+        tenant_of: Mapping[str, int] | None = None,
     ) -> None:
         self.engine = engine
+        self._tenants, self._tenant_of = tenants, tenant_of or {}
         self._books, self._records, self._on_ended = books, records, on_ended
         self._block_ids = BlockIds(engine.scheduler.kv.block_size)
 
@@ -53,7 +62,11 @@ class Instance:
             self._on_ended()
             return self.engine.env.event().succeed()
         size = self.scheduler.kv.block_size
-        content = ChainContent(turn.chain, self._block_ids, size, turn.input_tokens + turn.output_tokens)
+        content: Content = ChainContent(turn.chain, self._block_ids, size, turn.input_tokens + turn.output_tokens)
+        if self._tenants:
+            salt = self._tenant_of[session.name]
+            entry.tenant = self._tenants[salt]
+            content = Salted(content, salt, len(self._tenants))
         request = Request(
             entry.request_id,
             content,

@@ -50,6 +50,20 @@ class ChainContent:
         return self._block_ids.of(self._chain, first, shared) + list(range(private + shared, private + last))
 
 
+class Salted:
+    """Content of one of several tenants: vLLM hashes `cache_salt` with the first block, so nobody shares with others.
+
+    Hash h of tenant t becomes h x number of tenants + t: what ignores salts divides, and has h again.
+    """
+
+    def __init__(self, content: Content, salt: int, num_salts: int) -> None:
+        self._content, self._salt, self._num_salts = content, salt, num_salts
+
+    def block_hashes(self, first: int, last: int) -> list[int]:
+        """See `Content`."""
+        return [block * self._num_salts + self._salt for block in self._content.block_hashes(first, last)]
+
+
 class Request:
     """One prompt with its generated tokens.
 

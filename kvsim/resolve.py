@@ -11,6 +11,8 @@ from kvsim.config import (
     Connector,
     CustomStepTime,
     FixedStepTime,
+    LMCacheConnectorConfig,
+    LMCacheMPConnectorConfig,
     OffloadingConnectorConfig,
     RunConfig,
     SimpleCPUConnectorConfig,
@@ -27,9 +29,11 @@ from kvsim.steptime.custom import CustomStep
 from kvsim.steptime.fixed import FixedStep
 from kvsim.steptime.gpu import GpuSpec, load_gpu
 from kvsim.steptime.model import load_model
+from kvsim.steptime.piecewise import PiecewiseDecode
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.spec import ModelSpec, Quantization
 from kvsim.storage import StorageProfile
+from kvsim.synchronous_plan import blocks_per_chunk, cautions_of, check_tenants, notes_of, one_copy_note
 from kvsim.tier_plan import assumed_of_tiers, check_tiers, storages_of
 from kvsim.trace.read import read_trace
 from kvsim.trace.session import Trace
@@ -125,6 +129,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     config = _with_block_size_factor(config, model)
     storages = storages_of(config.connector)
     limits = _limits(config, model, gpu)
+    check_tenants(config)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
     groups = kv_layout(model, tp, sizes.block_tokens).groups
@@ -149,9 +154,10 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *_hardware_notes(config, gpu),
             *copies.notes,
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
+            *notes_of(config, link),
             *capacity_notes,
         ),
-        cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions),
+        cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions, *cautions_of(config, tp)),
     )
 
 
@@ -255,11 +261,17 @@ def _sizes(
             f"the {tp} ranks hold the same latent KV of {model.name}: vLLM {engine.vllm_version} keeps one copy in CPU"
             " memory and lets the ranks take turns storing (one node, multiprocessing)"
         )
-    chunk_bytes, num_chunks = _cpu_chunks(connector, block_bytes, tp, copies, release.cpu_chunk_alignment_bytes)
+    if model.mla and tp > 1 and (note := one_copy_note(connector, model.name, tp)):
+        copies = 1
+        notes.append(note)
+    chunk = blocks_per_chunk(connector, block_tokens)
+    chunk_bytes, num_chunks = _cpu_chunks(connector, block_bytes, tp, copies, release.cpu_chunk_alignment_bytes, chunk)
     return KVSizes(block_tokens, num_blocks, block_bytes, tp, copies, num_chunks, chunk_bytes), notes
 
 
-def _cpu_chunks(connector: Connector, block_bytes: int, ranks: int, copies: int, alignment: int) -> tuple[int, int]:
+def _cpu_chunks(
+    connector: Connector, block_bytes: int, ranks: int, copies: int, alignment: int, chunk: int
+) -> tuple[int, int]:
     """(bytes of a chunk in CPU memory, chunks that fit); vLLM: cpu_bytes_to_use is the total over all ranks."""
     if isinstance(connector, OffloadingConnectorConfig):
         key, available = "cpu_bytes_to_use", connector.cpu_bytes_to_use
@@ -271,6 +283,12 @@ def _cpu_chunks(connector: Connector, block_bytes: int, ranks: int, copies: int,
             key, available = "cpu_bytes_to_use_per_rank", connector.cpu_bytes_to_use_per_rank * ranks
         chunk_bytes = block_bytes * ranks
         least = 2  # its block 0 is a null block
+    elif isinstance(connector, LMCacheConnectorConfig):
+        key, available, least = "max_local_cpu_size", connector.max_local_cpu_size * copies, 1
+        chunk_bytes = block_bytes * chunk * copies
+    elif isinstance(connector, LMCacheMPConnectorConfig):
+        key, available, least = "l1_size", connector.l1_size, 1
+        chunk_bytes = block_bytes * chunk * copies
     else:
         return 0, 0
     chunks = available // chunk_bytes
@@ -283,12 +301,17 @@ def _cpu_chunks(connector: Connector, block_bytes: int, ranks: int, copies: int,
 
 
 def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: int) -> StepTimeModel:
+    found: StepTimeModel
     if isinstance(config.step_time, FixedStepTime):
-        return FixedStep(config.step_time.per_step, config.step_time.per_token)
-    if isinstance(config.step_time, CustomStepTime):
+        found = FixedStep(config.step_time.per_step, config.step_time.per_token)
+    elif isinstance(config.step_time, CustomStepTime):
         name, options = config.step_time.kind, config.step_time.options
-        return CustomStep(name, STEP_TIMES.make(name, [Deployment(model, gpu, tp, ep)], options, config.python_path))
-    return Roofline(model, gpu, tp, ep)
+        found = CustomStep(name, STEP_TIMES.make(name, [Deployment(model, gpu, tp, ep)], options, config.python_path))
+    else:
+        found = Roofline(model, gpu, tp, ep)
+    if isinstance(config.connector, LMCacheConnectorConfig) and config.connector.use_layerwise:
+        found = PiecewiseDecode(found, config.connector.piecewise_launch * model.attention_layers)
+    return found
 
 
 def _cautions(config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: SchedulerLimits, sizes: KVSizes) -> list[str]:

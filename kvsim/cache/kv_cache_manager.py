@@ -73,7 +73,7 @@ class KVCacheManager:
                     pool.touch(hits)
                     table += hits
                 self._num_cached.setdefault(request, len(table))
-            if num_external_tokens:
+            if num_external_tokens > 0:  # below 0: vLLM's ExampleConnector, which then computes hit blocks again
                 table += pool.get_new_blocks(-(-computed // size) - len(table))
         else:  # the common case, a running request: nothing to look up
             missing = -(-need_tokens // size) - len(table)

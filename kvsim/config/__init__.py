@@ -22,7 +22,9 @@ from kvsim.config.engine import (
     RooflineStepTime,
     StepTime,
 )
+from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
+from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
 from kvsim.config.tiers import ExampleTierConfig, FsTierConfig, ObjTierConfig, tier_names
 from kvsim.config.trace import TraceConfig
 
@@ -31,11 +33,17 @@ __all__ = [
     "CustomConnector",
     "CustomStepTime",
     "EngineConfig",
+    "ExampleConnectorConfig",
     "ExampleTierConfig",
     "FixedStepTime",
     "FsTierConfig",
     "HardwareConfig",
     "InstantTransfer",
+    "LMCacheConnectorConfig",
+    "LMCacheDisk",
+    "LMCacheL2",
+    "LMCacheMPConnectorConfig",
+    "LMCacheRemote",
     "ModelConfig",
     "NoConnector",
     "ObjTierConfig",

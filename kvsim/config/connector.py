@@ -9,6 +9,8 @@ from pydantic import Field, Tag, model_validator
 from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, Count
+from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
+from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
 from kvsim.units import Size
 
@@ -99,6 +101,9 @@ Connector = Annotated[
     Annotated[NoConnector, Tag("none")]
     | Annotated[OffloadingConnectorConfig, Tag("offloading")]
     | Annotated[SimpleCPUConnectorConfig, Tag("simple_cpu")]
+    | Annotated[ExampleConnectorConfig, Tag("example")]
+    | Annotated[LMCacheConnectorConfig, Tag("lmcache")]
+    | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
     | Annotated[CustomConnector, Tag(CUSTOM)],
     BY_KIND,
 ]

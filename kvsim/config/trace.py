@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvsim.checked import Component
-from kvsim.config.fields import SECOND_NS, Count, Paths, YesNo
+from kvsim.checked import Component, Misfit
+from kvsim.config.fields import SECOND_NS, Count, Paths, Text, YesNo
 from kvsim.units import Duration
 
 
@@ -31,7 +31,17 @@ class TraceConfig(Component):
     max_concurrent_sessions: Count | None = Field(
         None, description="sessions at the same time, later ones wait; null = no limit"
     )
+    tenants: list[Text] = Field(
+        default_factory=list,
+        description="names of tenants, each with its own cache_salt; sessions belong to them in turn",
+    )
     time_scale: float = Field(1.0, gt=0, le=1e6, description="recorded pauses and arrival times are multiplied by this")
     spread_arrivals: bool = Field(
         False, description="spread requests that share an arrival time evenly up to the next arrival time"
     )
+
+    @model_validator(mode="after")
+    def _fits(self) -> TraceConfig:
+        if len(set(self.tenants)) < len(self.tenants):
+            raise Misfit("tenants", f"expected different names, found {', '.join(self.tenants)}")
+        return self

@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.clock import Clock
 from kvsim.conform.step_clock import Step
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
+from kvsim.connectors.example import ExampleMeta
 from kvsim.connectors.offloading import OffloadingMeta
 from kvsim.connectors.simple_cpu import SimpleCPUMeta
 from kvsim.engine import EngineObserver
@@ -110,8 +111,10 @@ class Recorder(EngineObserver):
         self.after_step()
 
 
-def describe(meta: OffloadingMeta | SimpleCPUMeta) -> Record:
+def describe(meta: OffloadingMeta | SimpleCPUMeta | ExampleMeta) -> Record:
     """A connector's metadata, as recordings write it."""
+    if isinstance(meta, ExampleMeta):
+        return {}  # all of it is in what the worker does
     if isinstance(meta, SimpleCPUMeta):
         return {"load_event": meta.load_event, "store_event": meta.store_event, "need_flush": meta.need_flush}
     # A store of this very step that has to be flushed is taken out by the worker before the recorder looks.

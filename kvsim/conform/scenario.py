@@ -10,8 +10,17 @@ from typing import Any
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
 from kvsim.conform.recorder import Labels, Record, Recorder
-from kvsim.conform.step_clock import OneTick, ProbingStepTier, SortedReports, Step, StepCopier, StepTier
+from kvsim.conform.step_clock import (
+    OneTick,
+    ProbingStepTier,
+    SortedReports,
+    Step,
+    StepCopier,
+    StepExampleWorker,
+    StepTier,
+)
 from kvsim.connectors.base import ConnectorWorker, Direction, KVConnector
+from kvsim.connectors.example import ExampleConnector
 from kvsim.engine import Engine
 from kvsim.offload.ledger import Ledger
 from kvsim.releases import RELEASES
@@ -115,6 +124,9 @@ class Conformance:
         copier = StepCopier(recorder.step, delays, recorder.log["dma"], log_waits=o["connector"] == "offloading")
         if o["connector"] is None:
             return None, None
+        if o["connector"] == "example":
+            size = o["block_size"]
+            return ExampleConnector(block_size=size), StepExampleWorker(size, recorder.log["dma"])
         if o["connector"] == "offloading":
             offloading = release.offloading_connector(
                 self._ledger(),

@@ -55,7 +55,7 @@ class TierOptions(Component):
 class ConnectorOptions(_Options):
     """The connector with its pools and delays."""
 
-    connector: Literal["offloading", "simple"] | None = None
+    connector: Literal["offloading", "simple", "example"] | None = None
     cpu_blocks: Count = 1500
     cpu_policy: Literal["lru", "arc"] = "lru"
     chunk_factor: Count = 1

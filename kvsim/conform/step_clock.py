@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, CopyJob, Direction, WorkerOutput
+from kvsim.connectors.example import ExampleMeta
 from kvsim.offload.async_lookup import AsyncLookup
 from kvsim.offload.tiering import Answer, TierJob
 
@@ -131,6 +132,38 @@ class ProbingStepTier(StepTier):
         if self._found:
             self._lookup.answer(self._found)
             self._found = []
+
+
+class StepExampleWorker:
+    """ExampleConnector's worker: whatever it does is over with the step.
+
+    Args:
+        log: told of the tokens of every load and whether its files are there, and of those of every store.
+    """
+
+    def __init__(self, block_size: int, log: list[list[Any]]) -> None:
+        self._block_size, self._log = block_size, log
+
+    def handle_preemptions(self, meta: ExampleMeta) -> tuple[()]:
+        """Nothing is in flight."""
+        return ()
+
+    def start_load_kv(self, meta: ExampleMeta) -> None:
+        """Loads, then stores."""
+        self._log += [["load", load.blocks * self._block_size, load.is_there] for load in meta.loads]
+        self._log += [["store", blocks * self._block_size] for blocks in meta.stores]
+
+    def is_done(self, job: object) -> bool:
+        """There are no jobs."""
+        return True
+
+    def has_finished(self) -> bool:
+        """Nothing is reported."""
+        return False
+
+    def get_finished(self) -> WorkerOutput:
+        """Nothing is reported."""
+        return WorkerOutput()
 
 
 class SortedReports:

@@ -74,9 +74,9 @@ do); write ``connector: {kind: "my_module:MyConnector", options: {...}}``. READM
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from kvsim.kv_events import KVCacheEvent
 from kvsim.request import Request
@@ -115,6 +115,7 @@ class WorkerOutput:
     # Ended requests that nobody reads any more: of those, and each once, for which request_finished answered True.
     sent: list[Request] = field(default_factory=list)
     meta: Any = None  # the worker's own word to its scheduler side (vLLM: build_connector_worker_meta)
+    invalid_blocks: set[int] = field(default_factory=set)  # GPU blocks that were to be loaded and are not
 
 
 Direction = Literal["load", "store"]
@@ -236,6 +237,10 @@ class KVConnector(ABC):
         """What a request that makes no progress waits for here, and what would help; empty = nothing."""
         return ""
 
+    def cautions(self) -> list[str]:
+        """What happened in this run that would have broken the real one, a line each."""
+        return []
+
     def gpu_holds(self) -> list[list[int]]:
         """GPU blocks that the connector references beside the requests' tables."""
         return []
@@ -268,4 +273,45 @@ class ConnectorWorker(Protocol):
 
     def get_finished(self) -> WorkerOutput:
         """After the forward pass: what has finished since the last report."""
+        ...
+
+
+class Awaited(Protocol):
+    """Something that will be over."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is over now."""
+        ...
+
+
+@runtime_checkable
+class LayerHooks(Protocol):
+    """What the worker side of a *synchronous* connector adds: hooks before, inside and behind the forward pass.
+
+    The names are those of vLLM's worker-side protocol. A hook yields what the host waits for, one after the other:
+    it goes on when that is over, and the GPU computes nothing meanwhile. Copies that nobody waits for yet are simply
+    submitted. A worker with these methods is driven through them (`kvsim.forward`), any other is not.
+    """
+
+    num_layers: int  # that have KV
+
+    def has_layer_work(self) -> bool:
+        """Whether this step's forward pass loads or saves anything; if not, no hook is called."""
+        ...
+
+    def before_forward(self) -> Iterator[Awaited]:
+        """The part of `start_load_kv` that blocks."""
+        ...
+
+    def wait_for_layer_load(self, layer: int) -> Iterator[Awaited]:
+        """Before a layer is computed."""
+        ...
+
+    def save_kv_layer(self, layer: int) -> Iterator[Awaited]:
+        """When a layer has been computed."""
+        ...
+
+    def wait_for_save(self) -> Iterator[Awaited]:
+        """When all layers have been computed."""
         ...

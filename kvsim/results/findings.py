@@ -178,6 +178,18 @@ def _stalled(summary: Summary) -> list[str]:
     ]
 
 
+def _held_up(summary: Summary) -> list[str]:
+    waited, busy = summary["totals"].get("sync_stall_ns"), summary["totals"].get("gpu_busy_ns")
+    if not waited or busy is None or waited / (waited + busy) < STALL_SHARE:
+        return []
+    return [
+        (
+            f"Forward passes spent {_percent(waited / (waited + busy))} of their time waiting for the KV that they load"
+            " and save themselves: the connector is synchronous."
+        )
+    ]
+
+
 def _busy_links(summary: Summary) -> list[str]:
     found = []
     for way, name in (("h2d", "host-to-device"), ("d2h", "device-to-host")):
@@ -251,6 +263,7 @@ _RULES: tuple[Callable[[Summary], list[str]], ...] = (
     _queued,
     _preempted,
     _stalled,
+    _held_up,
     _busy_links,
     _tier_backlog,
     _slow_tier,

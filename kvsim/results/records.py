@@ -29,6 +29,7 @@ class RequestRecord:
     load_wait_ns: int = 0
     preemptions: int = 0
     secondary_hit_tokens: int = 0  # of the external ones: those that came from behind CPU memory
+    tenant: str = ""  # whose session it is, where there are several tenants
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class Totals:
     gpu_busy_ns: int = 0
     stall_ns: int = 0  # nothing computed although requests wait, because KV is being loaded
     flush_stall_ns: int = 0  # steps held up by copies out of blocks that they hand out again
+    sync_stall_ns: int = 0  # forward passes held up by the KV that they load and save themselves
     prompt_tokens: int = 0
     local_hit_tokens: int = 0
     external_hit_tokens: int = 0

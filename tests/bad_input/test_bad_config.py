@@ -84,7 +84,7 @@ CASES: dict[str, list[str]] = {
     "unknown_key": [":5: unknown key engine.max_num_batched_token, did you mean max_num_batched_tokens?"],
     "unknown_key_nothing_close": [":4: unknown key engine.temperature, expected in engine: kind, vllm_version"],
     "unknown_kind": [
-        ":4: connector.kind: expected one of none, offloading, simple_cpu, module:Class, found 'ofloading'",
+        ":4: connector.kind: expected one of none, offloading, simple_cpu, example, lmcache,",
         "did you mean offloading?",
     ],
     "unknown_policy": [

@@ -35,6 +35,7 @@ def test_healthy_run_has_none() -> None:
     ("change", "words"),
     [
         ({"stall_ns": S}, "The GPU stood idle for 9.1 % of the time only because KV was being loaded"),
+        ({"sync_stall_ns": S, "gpu_busy_ns": 9 * S}, "Forward passes spent 10 % of their time waiting for the KV that"),
         ({"h2d_busy_ns": 10 * S}, "The host-to-device link was busy for 91 % of the time"),
         ({"d2h_busy_ns": 11 * S}, "The device-to-host link was busy for 100 % of the time"),
         ({"cannot_store": 2}, "The offload tier refused stores 2 times"),

@@ -99,6 +99,8 @@ def _transfer_config(options: Options, files: str) -> KVTransferConfig | None:
     if options["connector"] == "simple":
         extra = {"cpu_bytes_to_use": cpu_bytes, "lazy_offload": bool(options["lazy"])}
         return _connector("SimpleCPUOffloadConnector", extra)
+    if options["connector"] == "example":
+        return _connector("ExampleConnector", {"shared_storage_path": files})
     extra = {
         "spec_name": "CPUOffloadingSpec",
         "cpu_bytes_to_use": cpu_bytes * options["chunk_factor"],

@@ -17,6 +17,12 @@ class Worker:
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], log: Log) -> None:
         self._connector: Any = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_cache_config)
+        self._files = None
+        if options["connector"] == "example":
+            from files import Files
+
+            self._files = Files(self._connector, options["num_gpu_blocks"], options["block_size"], log)
+            return
         lanes = Lanes(options["load_delay"], options["store_delay"])
         if options["connector"] == "offloading":
             self._connector.connector_worker.worker = OffloadingCopies(lanes, _transfer_result, log)
@@ -38,7 +44,10 @@ class Worker:
         connector, meta = self._connector, output.kv_connector_metadata
         connector.handle_preemptions(meta)
         connector.bind_connector_metadata(meta)
-        connector.start_load_kv(None)  # before or behind the forward pass: here that takes no time
+        if self._files is not None:
+            self._files.forward(meta)
+        else:
+            connector.start_load_kv(None)  # before or behind the forward pass: here that takes no time
         if output.total_num_scheduled_tokens > 0 or hasattr(output, "has_sync_kv_loads"):
             connector.wait_for_save()
         if hasattr(connector, "get_transfer_results"):
