@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvsim.clock import Clock
-from kvsim.config import ExampleTierConfig, FsTierConfig, ObjTierConfig, OffloadingConnectorConfig, tier_names
+from kvsim.config import (
+    CustomTier,
+    ExampleTierConfig,
+    FsTierConfig,
+    ObjTierConfig,
+    OffloadingConnectorConfig,
+    tier_names,
+)
+from kvsim.offload.tiering import SecondaryTier
+from kvsim.registry import TIERS
 from kvsim.resolve import Plan
 from kvsim.results.records import TierTotals
 from kvsim.storage import StoragePath, StorageProfile
 from kvsim.tiers.device import IoCost, IoDirection, StorageDevice
 from kvsim.tiers.example import ExampleTier
 from kvsim.tiers.files import Files
+from kvsim.tiers.own import OwnTier, TierSite
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.tiers.thread_pool import FifoPool, ThreadPool
 
 
 def build_tiers(
     env: Clock, plan: Plan, on_change: Callable[[], None], on_blocked: Callable[[int], None]
-) -> list[StorageTier | ExampleTier]:
+) -> list[StorageTier | ExampleTier | OwnTier]:
     """The tiers behind the plan's CPU memory, in order.
 
     Args:
@@ -30,11 +40,16 @@ def build_tiers(
     connector = plan.config.connector
     if not isinstance(connector, OffloadingConnectorConfig):
         return []
-    tiers: list[StorageTier | ExampleTier] = []
+    tiers: list[StorageTier | ExampleTier | OwnTier] = []
     chunk_bytes = plan.sizes.cpu_chunk_bytes
     for name, config, storage in zip(tier_names(connector.tiers), connector.tiers, plan.storages, strict=True):
         if isinstance(config, ExampleTierConfig):
             tiers.append(ExampleTier(TierTotals(name, config.kind, "host memory", chunk_bytes), chunk_bytes))
+            continue
+        if isinstance(config, CustomTier):
+            site = TierSite(env, chunk_bytes, plan.config.seed, on_change)
+            tier: SecondaryTier = TIERS.make(config.kind, [site], config.options, plan.config.python_path)
+            tiers.append(OwnTier(env, tier, TierTotals(name, config.kind, "its own", chunk_bytes), chunk_bytes))
             continue
         assert storage is not None
         tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_blocked))
@@ -71,6 +86,7 @@ def _storage_tier(
         in_background=plan.release.background_lookups,
         on_change=on_change,
         on_blocked=on_blocked,
+        publishes=config.enable_kv_events,
     )
 
 

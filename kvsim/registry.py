@@ -108,7 +108,7 @@ class Registry:
         if self.inherits and not issubclass(found, base):
             raise UserError(f"{name} is not a {self.part}: expected a subclass of {self.base.replace(':', '.')}")
         missing = sorted(getattr(found, "__abstractmethods__", ()))
-        missing += [method for method in self.needs if not callable(getattr(found, method, None))]
+        missing += [name for name in self.needs if not hasattr(found, name)]
         if missing:
             raise UserError(f"{name} lacks {', '.join(missing)}: expected what {self.base.replace(':', '.')} asks for")
 
@@ -125,7 +125,11 @@ class Options:
     def __init__(self, name: str, document: Document | None = None, where: Callable[[Keys], str] | None = None) -> None:
         self.name = name
         self._document = document or Document("config", None)
-        self._where = where or (lambda _keys: "config")
+        place = where or (lambda _keys: "config")
+        self._place_of = place
+
+    def _where(self, keys: Keys) -> str:
+        return self._place_of(tuple(int(key) if str(key).isdecimal() else key for key in keys))
 
     def place(self) -> str:
         """Where the options stand, and their key."""
@@ -256,11 +260,13 @@ STEP_TIMES = Registry(
 STEP_TIMES.register("roofline", "kvsim.steptime.roofline:Roofline", "from the figures of the model and the GPU")
 STEP_TIMES.register("fixed", "kvsim.steptime.fixed:FixedStep", "so much per step, so much per token")
 
-# Secondary tiers behind the CPU: each is registered where it is built (`kvsim.tiers`).
 TIERS = Registry(
     "tier",
     "kvsim.offload.tiering:SecondaryTier",
     inherits=False,
-    needs=("lookup", "on_schedule_end", "on_request_finished", "submit", "poll", "is_idle"),
+    needs=("epoch", "lookup", "on_schedule_end", "on_request_finished", "submit", "poll", "is_idle"),
     given=("site",),
 )
+TIERS.register("fs", "kvsim.tiers.storage_tier:StorageTier", "vLLM's file system tier: a file per chunk, I/O threads")
+TIERS.register("obj", "kvsim.tiers.storage_tier:StorageTier", "vLLM's object store tier: an object per chunk")
+TIERS.register("example", "kvsim.tiers.example:ExampleTier", "vLLM's example tier: unbounded, takes no time")

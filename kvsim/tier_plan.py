@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.config import Connector, ExampleTierConfig, OffloadingConnectorConfig, tier_names
+from kvsim.config import Connector, CustomTier, ExampleTierConfig, OffloadingConnectorConfig, tier_names
 from kvsim.errors import UserError
 from kvsim.storage import StorageProfile, load_storage
 
@@ -20,7 +20,7 @@ def storages_of(connector: Connector) -> Storages:
     tiers = connector.tiers if isinstance(connector, OffloadingConnectorConfig) else ()
     for number, tier in enumerate(tiers):
         try:
-            found.append(None if isinstance(tier, ExampleTierConfig) else load_storage(tier.storage))
+            found.append(None if isinstance(tier, CustomTier | ExampleTierConfig) else load_storage(tier.storage))
         except UserError as error:
             raise UserError(f"connector.tiers.{number}.storage: {error}") from None
     return tuple(found)
@@ -33,7 +33,7 @@ def check_tiers(connector: Connector, chunk_bytes: int) -> None:
         UserError: one does not.
     """
     for number, tier in enumerate(connector.tiers if isinstance(connector, OffloadingConnectorConfig) else ()):
-        capacity = None if isinstance(tier, ExampleTierConfig) else tier.capacity
+        capacity = None if isinstance(tier, CustomTier | ExampleTierConfig) else tier.capacity
         if capacity is not None and capacity < chunk_bytes:
             raise UserError(
                 f"connector.tiers.{number}.capacity: {capacity} B: one offloaded block of all ranks takes"
@@ -47,7 +47,7 @@ def assumed_of_tiers(connector: Connector, storages: Storages) -> list[str]:
     if not isinstance(connector, OffloadingConnectorConfig):
         return lines
     for name, tier, storage in zip(tier_names(connector.tiers), connector.tiers, storages, strict=True):
-        if storage is None or isinstance(tier, ExampleTierConfig):
+        if storage is None or isinstance(tier, CustomTier | ExampleTierConfig):
             continue
         given = {"read.bandwidth": tier.read_bandwidth, "write.bandwidth": tier.write_bandwidth}
         given |= {"read.latency": tier.latency, "write.latency": tier.latency}

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from kvsim.checked import closest, show
 from kvsim.errors import UserError
-from kvsim.registry import CONNECTORS
+from kvsim.vllm_connectors import Extra, Translation, did_you_mean, translations
 
 GIB = 2**30
 # vLLM 0.33.0 kv_connector/factory.py, and names of before.
@@ -35,14 +34,6 @@ REMOVED_KEYS = ("kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip")  # an 
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BARE_SIZE = re.compile(r'"(?:[^"\\]|\\.)*"|(?<![\w.])(\d+(?:\.\d+)?)([kmgtKMGT])\b')
-
-
-@dataclass(slots=True)
-class Translation:
-    """A connector section, and what was left out of it and why."""
-
-    connector: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def translate(value: object, version: str) -> Translation:
@@ -93,7 +84,7 @@ def _flags(text: str) -> Mapping[str, Any]:
     for flag, word in zip(words[::2], words[1::2], strict=True):
         if flag not in known:
             guess = closest(flag, known)
-            raise UserError(f"unknown flag {flag}, expected {', '.join(known)}{_did_you_mean(guess)}")
+            raise UserError(f"unknown flag {flag}, expected {', '.join(known)}{did_you_mean(guess)}")
         given[flag] = word
     config = _parse(given["--kv-transfer-config"]) if "--kv-transfer-config" in given else {}
     if not isinstance(config, dict):
@@ -136,7 +127,7 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
         elif key in REMOVED_KEYS:
             raise UserError(f"{key}: vLLM {version} has no such key any more, expected {', '.join(TOP_KEYS)}")
         elif key not in TOP_KEYS:
-            raise UserError(f"unknown key {key}, expected {', '.join(TOP_KEYS)}{_did_you_mean(closest(key, TOP_KEYS))}")
+            raise UserError(f"unknown key {key}, expected {', '.join(TOP_KEYS)}{did_you_mean(closest(key, TOP_KEYS))}")
     name, role = value.get("kv_connector"), value.get("kv_role")
     if name is None:
         raise UserError(f"kv_connector is missing, expected one of {_supported()}")
@@ -148,11 +139,11 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
     if role not in ROLES:
         found = "is missing" if role is None else f"{role!r}"
         raise UserError(f"kv_role {found}: vLLM does not start so, expected one of {', '.join(ROLES)}")
-    connectors = _connectors()
+    connectors = translations()
     if name not in connectors:
         known = "is not simulated" if name in KNOWN_CONNECTORS else "is unknown"
         guess = closest(str(name), connectors)
-        raise UserError(f"kv_connector {name} {known}, expected one of {_supported()}{_did_you_mean(guess)}")
+        raise UserError(f"kv_connector {name} {known}, expected one of {_supported()}{did_you_mean(guess)}")
     extra = value.get("kv_connector_extra_config") or {}
     if not isinstance(extra, Mapping):
         raise UserError(f"kv_connector_extra_config: expected a JSON object, found {show(extra)}")
@@ -160,7 +151,7 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
     if role != "kv_both":
         silent.append(f"kv_role ({role} stores and loads as kv_both does, with this connector)")
     _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
-    connectors[name](_Extra(extra, out, silent, version))
+    connectors[name](Extra(extra, out, silent, version))
     if silent:
         out.notes.append(f"from vLLM's {name} config, without effect in a simulation: {', '.join(silent)}")
     return out
@@ -173,132 +164,5 @@ def _load_failure_policy(policy: object, out: Translation) -> None:
         out.notes.append("kv_load_failure_policy recompute: loads do not fail here")
 
 
-class _Extra:
-    """``kv_connector_extra_config`` of one connector: every key is taken, noted or named as unknown."""
-
-    def __init__(self, extra: Mapping[str, Any], out: Translation, silent: list[str], version: str) -> None:
-        self.out, self.silent, self.version = out, silent, version
-        self._extra = dict(extra)
-        self._known: list[str] = []
-
-    def take(self, key: str, default: Any = None) -> Any:
-        self._known.append(key)
-        return self._extra.pop(key, default)
-
-    def whole(self, key: str, least: int) -> int | None:
-        """As ``int(value)`` of vLLM: also 1e10, and numbers in quotes."""
-        value = self.take(key)
-        if value is None:
-            return None
-        try:
-            number = int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise self.error(key, "a number", value) from None
-        if isinstance(value, bool) or number < least:
-            raise self.error(key, f"a number, at least {least}", value)
-        return number
-
-    def truth(self, key: str, *, default: bool) -> bool:
-        """As ``bool(value)`` of vLLM: every text but the empty one is true, "false" as well."""
-        value = self.take(key, default)
-        if isinstance(value, str):
-            self.out.notes.append(f"{key}: vLLM takes the text {value!r} for {'true' if value else 'false'}")
-        return bool(value)
-
-    def ignore(self, *keys: str) -> None:
-        self._known += keys
-        self.silent += [key for key in keys if self._extra.pop(key, None) is not None]
-
-    def refuse(self, key: str, why: str, *, unless: Iterable[Any] = (None,)) -> None:
-        value = self.take(key)
-        if value not in tuple(unless) and value is not None:
-            raise UserError(f"kv_connector_extra_config.{key}: {show(value)}: {why}")
-
-    def end(self) -> None:
-        for key in self._extra:
-            guess = _did_you_mean(closest(key, self._known))
-            raise UserError(f"unknown key kv_connector_extra_config.{key}, expected {', '.join(self._known)}{guess}")
-
-    def error(self, key: str, expected: str, found: object) -> UserError:
-        return UserError(f"kv_connector_extra_config.{key}: expected {expected}, found {show(found)}")
-
-
-def _offloading(extra: _Extra) -> None:
-    """OffloadingConnector: v1/kv_offload/cpu/spec.py, tiering/spec.py, connector v1/offloading/config.py."""
-    section = extra.out.connector
-    section["kind"] = "offloading"
-    size = extra.whole("cpu_bytes_to_use", 1)
-    section["cpu_bytes_to_use"] = _bytes(size)
-    spec = extra.take("spec_name", "CPUOffloadingSpec")
-    if spec not in ("CPUOffloadingSpec", "TieringOffloadingSpec"):
-        raise extra.error("spec_name", "CPUOffloadingSpec or TieringOffloadingSpec", spec)
-    extra.refuse("spec_module_path", "is code for vLLM, expected none")
-    blocks, tokens = extra.whole("blocks_per_chunk", 1), extra.whole("block_size", 1)
-    if blocks is not None and extra.version == "0.23.0":
-        extra.silent.append("blocks_per_chunk (vLLM 0.23.0 does not know it)")
-    elif blocks is not None and tokens is not None:
-        raise UserError("kv_connector_extra_config: expected block_size or blocks_per_chunk, found both")
-    elif blocks is not None:
-        section["block_size_factor"] = blocks
-    if tokens is not None:
-        section["block_size"] = tokens
-    extra.refuse("cache_policy_module_path", "is code for vLLM, expected eviction_policy: module:Class for kvsim's")
-    policy = extra.take("eviction_policy", "lru")
-    if policy not in ("lru", "arc"):
-        raise extra.error("eviction_policy", "lru or arc", policy)
-    section["eviction_policy"] = policy
-    threshold = extra.whole("store_threshold", 0) or 0
-    section["store_threshold"] = threshold if threshold >= 2 else 0
-    if threshold == 1:
-        extra.silent.append("store_threshold 1 (filters nothing)")
-    extra.refuse("max_tracker_size", "is not simulated, expected 64000", unless=(64_000,))
-    section["offload_prompt_only"] = extra.truth("offload_prompt_only", default=True)
-    extra.refuse("sync_load_budget_bytes", "synchronous loads are not simulated, expected 0", unless=(0,))
-    extra.ignore("canonical_layout", "self_describing_kv_events", "tier_poll_interval_s")
-    extra.refuse("backpressure", "is not simulated, expected none")
-    tiers = extra.take("secondary_tiers", [])
-    if spec == "CPUOffloadingSpec" and tiers:
-        extra.silent.append("secondary_tiers (vLLM reads them with spec_name TieringOffloadingSpec only)")
-    elif tiers:
-        raise UserError("kv_connector_extra_config.secondary_tiers: cannot be translated yet, expected none")
-    if extra.take("num_cpu_blocks") is not None:
-        raise UserError("kv_connector_extra_config.num_cpu_blocks: vLLM reads it no more, expected cpu_bytes_to_use")
-    extra.end()
-    if size is None:
-        raise UserError("kv_connector_extra_config.cpu_bytes_to_use is missing: vLLM does not start without it")
-
-
-def _simple_cpu(extra: _Extra) -> None:
-    """SimpleCPUOffloadConnector: kv_connector/v1/simple_cpu_offload_connector.py."""
-    section = extra.out.connector
-    section["kind"] = "simple_cpu"
-    for key in ("cpu_bytes_to_use", "cpu_bytes_to_use_per_rank"):
-        size = extra.whole(key, 1)
-        if size is not None:
-            section[key] = _bytes(size)
-    section["lazy_offload"] = extra.truth("lazy_offload", default=False)
-    extra.refuse("num_cpu_blocks", "is not simulated, expected cpu_bytes_to_use alone")
-    extra.refuse("kv_offload_backend", "is not simulated, expected cpu", unless=("cpu",))
-    extra.ignore("disk_path", "disk_capacity_bytes", "disk_buffer_slots", "use_page_cache")
-    extra.end()
-
-
-def _connectors() -> dict[str, Callable[[_Extra], None]]:
-    """By vLLM's name, those that can be simulated."""
-    translations: dict[str, tuple[str, Callable[[_Extra], None]]] = {
-        "OffloadingConnector": ("offloading", _offloading),
-        "SimpleCPUOffloadConnector": ("simple_cpu", _simple_cpu),
-    }
-    return {name: function for name, (kind, function) in translations.items() if kind in CONNECTORS.names()}
-
-
-def _bytes(size: int | None) -> str:
-    return f"{size or 0}B"
-
-
 def _supported() -> str:
-    return ", ".join(_connectors())
-
-
-def _did_you_mean(guess: str | None) -> str:
-    return f", did you mean {guess}?" if guess else ""
+    return ", ".join(translations())

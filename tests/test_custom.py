@@ -201,6 +201,79 @@ def test_blocks_that_are_never_sent_are_named(tmp_path: Path) -> None:
     assert record.cautions[-1].startswith("1 ended requests hold their GPU blocks for ever")
 
 
+TIER = """
+from functools import partial
+from kvsim.checked import Component
+from kvsim.offload.tiering import Answer
+from kvsim.units import Rate
+
+class Peer:
+    class Config(Component):
+        bandwidth: Rate
+
+    def __init__(self, site, config):
+        self.site, self.kept, self.done, self.open, self.epoch = site, set(), [], 0, 0
+        self.device = site.device(config.bandwidth, config.bandwidth)
+
+    epoch = 0
+
+    def lookup(self, key, request_id):
+        return Answer.HIT if key in self.kept else Answer.MISS
+
+    def on_schedule_end(self): ...
+    def on_request_finished(self, request_id): ...
+
+    def submit(self, direction, keys):
+        self.open += 1
+        way = "read" if direction == "load" else "write"
+        self.device.start(way, len(keys), self.site.chunk_bytes, partial(self.moved, direction, keys))
+
+    def moved(self, direction, keys):
+        self.open -= 1
+        self.kept.update(keys)
+        self.epoch += 1
+        self.done.append((direction, keys))
+
+    def poll(self):
+        done, self.done = self.done, []
+        return done
+
+    def is_idle(self):
+        return not self.open and not self.done
+"""
+
+
+def test_a_tier_of_your_own(tmp_path: Path) -> None:
+    """What CPU memory has lost comes back from it, in the time that its device takes; its traffic is in the books."""
+    (tmp_path / "peers.py").write_text(TIER)
+
+    def simulated(bandwidth: str) -> RunRecord:
+        builder = TraceBuilder()
+        for i in range(4):
+            builder.session(f"s{i}", [(640, 1, 0), (32, 1, 800 * MS)], start_ns=i * 100 * MS)
+        settings = config(
+            engine={"num_gpu_blocks_override": 61, "max_num_seqs": 1},
+            connector={
+                "kind": "offloading",
+                "cpu_bytes_to_use": "160MiB",  # 80 blocks, the prompts of two sessions
+                "tiers": [{"kind": "peers:Peer", "options": {"bandwidth": bandwidth}}],
+            },
+            python_path=[str(tmp_path)],
+        )
+        return run(builder.build(), settings)[1]
+
+    fast, slow = simulated("10GB/s"), simulated("1GB/s")
+    tier = fast.tiers[0]
+    assert (tier.name, tier.kind) == ("Peer", "peers:Peer")
+    assert tier.hit_tokens == sum(entry.external_hit_tokens for entry in fast.requests) > 0
+    assert tier.read_bytes == tier.hit_tokens // 16 * 2 * 2**20
+    assert tier.write_bytes == (4 * 40 + 4 * 2) * 2 * 2**20
+    waits = [sum(entry.load_wait_ns for entry in record.requests) for record in (fast, slow)]
+    assert waits[0] > 0
+    again = [record.requests[4].first_token_ns - record.requests[4].arrival_ns for record in (fast, slow)]
+    assert again[0] < again[1]
+
+
 def test_a_package_beside_the_file(tmp_path: Path) -> None:
     """Packages work, and their modules import each other."""
     package = tmp_path / "my_pkg"

@@ -114,6 +114,22 @@ def test_who_listens_knows_what_is_where(version: str) -> None:
     assert connector.num_evicted_chunks > 0
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_tier_publishes_if_it_is_told_to(wanted: bool) -> None:
+    """What a bounded file system holds, by adding and taking away; nothing unless enable_kv_events says so."""
+    tier = {"kind": "fs", "enable_kv_events": wanted, "capacity": "100MiB", "eviction": "lru"}
+    connector = {"kind": "offloading", "cpu_bytes_to_use": "400MiB", "tiers": [tier]}
+    simulation, batches = simulated(connector=connector)
+    held: Counter[int] = Counter()
+    kinds: Counter[str] = Counter()
+    for event in (event for batch in batches for event in batch["events"] if event["medium"] == "STORAGE"):
+        kinds[event["type"]] += 1
+        for content in event["block_hashes"]:
+            held[content] += 1 if event["type"] == "BlockStored" else -1
+    assert held.total() == (simulation.record.tiers[0].used_chunks if wanted else 0)
+    assert set(kinds) == ({"BlockStored", "BlockRemoved"} if wanted else set())
+
+
 def test_a_batch_is_a_step() -> None:
     """The first step stores the first 16 blocks of the prompt (256 tokens in 3.56 ms), with all of vLLM's fields."""
     _, batches = simulated()

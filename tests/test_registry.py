@@ -11,11 +11,13 @@ import pytest
 
 from kvsim.checked import components, kinds
 from kvsim.config import RunConfig, load_config
+from kvsim.config.tiers import Tiers
 from kvsim.errors import UserError
-from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, Registry
+from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Registry
 from kvsim.releases import RELEASES
 
 POLICY = """
+from kvsim.checked import Component
 from kvsim.offload.policies.lru import LruPolicy
 
 class Mine(LruPolicy):
@@ -25,6 +27,11 @@ class Mine(LruPolicy):
 
 class NoPolicy:
     pass
+
+class Tier:
+    class Config(Component):
+        size: int
+    epoch = lookup = on_schedule_end = on_request_finished = submit = poll = is_idle = None
 """
 CONNECTOR = """
 from kvsim.checked import Component
@@ -85,6 +92,7 @@ def test_the_registry_names_what_configs_and_releases_know() -> None:
 
     assert set(CONNECTORS.names()) <= built_in("connector")
     assert set(STEP_TIMES.names()) <= built_in("step_time")
+    assert TIERS.names() == [kind for found in components(Tiers) for kind in kinds(found)]
     assert all(set(POLICIES.names()) == set(release.policies) for release in RELEASES.values())
 
 
@@ -133,6 +141,9 @@ WRONG = {
         "7: unknown key connector.options.bandwith, did you mean bandwidth? (in connector.options)",
     ],
     "kind: own_connectors:Whole\n  options:\n    bandwidth: 10": ["7: connector.options.bandwidth: expected a rate"],
+    "kind: offloading\n  cpu_bytes_to_use: 1GiB\n  tiers:\n  - kind: own_policies:Tier\n    options: {siz: 3}": [
+        "9: unknown key connector.tiers.0.options.siz, did you mean size? (in connector.tiers.0.options)",
+    ],
     "kind: own_connectors:Whole\n  option: {}": ["6: unknown key connector.option, did you mean options?"],
     "kind: offloading\n  cpu_bytes_to_use: 1GiB\n  eviction_policy: own_policies:NoPolicy": [
         "7: connector.eviction_policy: own_policies:NoPolicy is not a policy",
@@ -141,6 +152,9 @@ WRONG = {
     "  eviction_policy_options: {beta: 2}": [
         "8: connector.eviction_policy_options: Mine(capacity, slots, **options): got an unexpected keyword argument",
         "'beta'; expected options: alpha",
+    ],
+    "kind: offloading\n  cpu_bytes_to_use: 1GiB\n  tiers: [{kind: own_policies:NoPolicy}]": [
+        "7: connector.tiers.0.kind: own_policies:NoPolicy lacks epoch, lookup, on_schedule_end,",
     ],
     "kind: none\nstep_time: {kind: own_policies:Mine}": ["6: step_time.kind: own_policies:Mine lacks step_ns"],
 }

@@ -59,6 +59,15 @@ REAL = {
         transfer("SimpleCPUOffloadConnector", cpu_bytes_to_use_per_rank=321854111744, lazy_offload=False),
         {"kind": "simple_cpu", "cpu_bytes_to_use_per_rank": "321854111744B", "lazy_offload": False},
     ),
+    "vllm#52656": (
+        offloading(
+            spec_name="TieringOffloadingSpec",
+            blocks_per_chunk=4,
+            eviction_policy="lru",
+            secondary_tiers=[{"type": "fs", "root_dir": "/kvcache"}],
+        ),
+        {"block_size_factor": 4, "tiers": [{"kind": "fs"}]},
+    ),
     "vllm#54914": (
         transfer("OffloadingConnector", cpu_bytes_to_use=549755813888, blocks_per_chunk=4),
         {"kind": "offloading", "cpu_bytes_to_use": "549755813888B", "block_size_factor": 4},
@@ -84,6 +93,24 @@ def test_every_key_of_the_offloading_connector() -> None:
         },
         [],
     )  # fmt: skip
+
+
+def test_secondary_tiers() -> None:
+    """In their order, with vLLM's thread counts; where they are stored changes nothing, what is assumed is told."""
+    tiers = [
+        {"type": "fs", "root_dir": "/kv", "n_read_threads": 32, "enable_kv_events": True},
+        {"type": "obj", "store_config": {"bucket": "b"}, "io_threads": 8},
+        {"type": "example", "custom_param": 67},
+    ]
+    found = translate(offloading(spec_name="TieringOffloadingSpec", secondary_tiers=tiers), "0.33.0")
+    assert found.connector["tiers"] == [
+        {"kind": "fs", "n_read_threads": 32, "enable_kv_events": True}, {"kind": "obj", "io_threads": 8},
+        {"kind": "example"},
+    ]  # fmt: skip
+    assert found.notes[0].endswith("is behind tier 0 (fs): connector.tiers.0.storage nvme-gen4 is assumed")
+    assert found.notes[1].endswith("is behind tier 1 (obj): connector.tiers.1.storage s3 is assumed")
+    assert found.notes[2].endswith("root_dir of tier 0, store_config of tier 1, custom_param of tier 2")
+    assert "tiers" not in translated(offloading(secondary_tiers=tiers))  # vLLM reads them with the tiering spec only
 
 
 def test_what_changes_nothing_is_noted() -> None:
@@ -156,6 +183,14 @@ WRONG: dict[str, tuple[object, str]] = {
     "both chunks": (offloading(block_size=64, blocks_per_chunk=4), "expected block_size or blocks_per_chunk"),
     "policy": (offloading(eviction_policy="lfu"), "eviction_policy: expected lru or arc, found 'lfu'"),
     "spec": (offloading(spec_name="FileOffloadingSpec"), "spec_name: expected CPUOffloadingSpec or TieringOffl"),
+    "tier": (
+        offloading(spec_name="TieringOffloadingSpec", secondary_tiers=[{"type": "p2p"}]),
+        "kv_connector_extra_config.secondary_tiers.0.type: expected one of fs, obj, example, or tiers:",
+    ),
+    "tier key": (
+        offloading(spec_name="TieringOffloadingSpec", secondary_tiers=[{"type": "fs", "read_threads": 2}]),
+        "unknown key kv_connector_extra_config.secondary_tiers.0.read_threads, expected type, n_read_threads,",
+    ),
     "sync loads": (offloading(sync_load_budget_bytes=5), "sync_load_budget_bytes: 5: synchronous loads are not"),
     "disk": (transfer("SimpleCPUOffloadConnector", kv_offload_backend="disk"), "kv_offload_backend: 'disk': is not"),
     "failure policy": (

@@ -13,7 +13,7 @@ from kvsim.config.connector import (
     SimpleCPUConnectorConfig,
     Transfer,
 )
-from kvsim.config.custom import CustomConnector, CustomStepTime
+from kvsim.config.custom import CustomConnector, CustomStepTime, CustomTier
 from kvsim.config.engine import (
     EngineConfig,
     FixedStepTime,
@@ -32,6 +32,7 @@ __all__ = [
     "Connector",
     "CustomConnector",
     "CustomStepTime",
+    "CustomTier",
     "EngineConfig",
     "ExampleConnectorConfig",
     "ExampleTierConfig",

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Field
 
 from kvsim.checked import Component, closest
+from kvsim.config.fields import Name
 from kvsim.errors import UserError
-from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, Options, Registry, is_class_path
+from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Options, Registry, is_class_path
 from kvsim.yamlfile import Document, Keys
 
 CUSTOM = "module:Class"  # stands for all of them where the kinds of a component are listed
@@ -52,6 +53,14 @@ class CustomStepTime(Component):
     options: ClassOptions = Field(description="what the class gets; checked against its Config if it has one")
 
 
+class CustomTier(Component):
+    """A secondary tier of your own (see `kvsim.offload.tiering.SecondaryTier`)."""
+
+    kind: ClassPath = Field(description="module_path:Class of a SecondaryTier, found on sys.path or beside this file")
+    name: Name | None = Field(None, description="name in results; null = the class's")
+    options: ClassOptions = Field(description="what the class gets; checked against its Config if it has one")
+
+
 def _kind(value: object) -> object:
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     return CUSTOM if is_class_path(kind) else kind
@@ -70,7 +79,10 @@ _PLACES: tuple[tuple[Keys, Keys, Registry], ...] = (
 
 def class_paths(data: Mapping[str, Any]) -> list[tuple[Keys, Keys, Registry]]:
     """The places of a document at which a class of the user's stands."""
-    return [place for place in _PLACES if is_class_path(_at(data, place[0]))]
+    tiers = _at(data, ("connector", "tiers"))
+    numbers = range(len(tiers) if isinstance(tiers, list) else 0)
+    places = [(("connector", "tiers", i, "kind"), ("connector", "tiers", i, "options"), TIERS) for i in numbers]
+    return [place for place in (*_PLACES, *places) if is_class_path(_at(data, place[0]))]
 
 
 def check_classes(
@@ -92,5 +104,8 @@ def check_classes(
 
 def _at(data: Any, keys: Keys) -> Any:
     for key in keys:
-        data = data.get(key) if isinstance(data, Mapping) else None
+        if isinstance(key, int):
+            data = data[key] if isinstance(data, list) and key < len(data) else None
+        else:
+            data = data.get(key) if isinstance(data, Mapping) else None
     return data

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
+from kvsim.config.custom import BY_KIND, CUSTOM, CustomTier
 from kvsim.config.fields import Count, Name, Text
 from kvsim.units import Duration, Rate, Size
 
@@ -21,6 +22,7 @@ class _StorageTier(Component):
     write_bandwidth: Speed | None = Field(None, description="of the whole device; null = the storage profile's")
     latency: Duration | None = Field(None, description="before each chunk, both ways; null = the storage profile's")
     capacity: Annotated[Size, Field(gt=0)] | None = Field(None, description="space for KV; null = no limit")
+    enable_kv_events: bool = Field(False, description="vLLM's enable_kv_events: publish what is stored here")
     eviction: Literal["none", "lru"] = Field(
         "none", description="what a full tier does: none = refuse, as vLLM, which never deletes a file; lru"
     )
@@ -56,7 +58,13 @@ class ExampleTierConfig(Component):
     name: Name | None = Field(None, description="name in results; null = its kind")
 
 
-Tier = Annotated[FsTierConfig | ObjTierConfig | ExampleTierConfig, Field(discriminator="kind")]
+Tier = Annotated[
+    Annotated[FsTierConfig, Tag("fs")]
+    | Annotated[ObjTierConfig, Tag("obj")]
+    | Annotated[ExampleTierConfig, Tag("example")]
+    | Annotated[CustomTier, Tag(CUSTOM)],
+    BY_KIND,
+]
 
 
 def _tier_list(value: object) -> object:
@@ -70,7 +78,7 @@ def tier_names(tiers: tuple[Tier, ...]) -> list[str]:
     """Their names in results: given, or the kind; numbered where several would be alike."""
     names: list[str] = []
     for tier in tiers:
-        wanted = name = tier.name or tier.kind
+        wanted = name = tier.name or tier.kind.rpartition(":")[2]
         number = 1
         while name in names or name in ("gpu", "cpu"):
             number += 1

@@ -23,7 +23,11 @@ class Answer(Enum):
 
 
 class SecondaryTier(Protocol):
-    """Storage behind the primary: it reads and writes CPU memory, never the GPU's."""
+    """Storage behind the primary: it reads and writes CPU memory, never the GPU's.
+
+    A tier of your own is given as ``tiers: [{kind: "my_module:MyTier", options: {...}}]`` of an offloading connector;
+    its constructor gets a `kvsim.tiers.own.TierSite` and its options.
+    """
 
     @property
     def epoch(self) -> int:
@@ -58,6 +62,10 @@ class SecondaryTier(Protocol):
 @runtime_checkable
 class TellsEvents(Protocol):
     """A tier that publishes KV events of its own."""
+
+    def enable_kv_events(self) -> None:
+        """Note them from now on."""
+        ...
 
     def take_events(self) -> Sequence[KVCacheEvent]:
         """Since the last call."""
@@ -194,6 +202,9 @@ class TieringManager(Ledger):
 
     def enable_kv_events(self) -> None:
         self.primary.enable_kv_events()
+        for tier in self.tiers:
+            if isinstance(tier, TellsEvents):
+                tier.enable_kv_events()
 
     def take_events(self) -> Sequence[KVCacheEvent]:
         """The primary's, then those of tiers that keep some (vLLM: ``enable_kv_events`` of a tier)."""

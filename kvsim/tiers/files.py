@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class Files:
@@ -22,6 +22,7 @@ class Files:
         self.num_reserved = 0  # files being written
         self.num_evicted = 0
         self.epoch = 0  # grows with every change of what is here
+        self.on_evict: Callable[[list[int]], None] | None = None  # if set, told of the keys that had to go
         self._published: dict[int, None] = {}  # least recently used first
         self._readers: dict[int, int] = {}
 
@@ -50,6 +51,8 @@ class Files:
                 victims.append(key)
         for key in victims:
             del self._published[key]
+        if self.on_evict is not None:
+            self.on_evict(victims)
         self.num_evicted += len(victims)
         self.epoch += bool(victims)
         return len(victims)

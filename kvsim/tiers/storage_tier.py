@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from kvsim.clock import Clock
+from kvsim.kv_events import STORAGE, KVCacheEvent, OffloadEventLog
 from kvsim.offload.async_lookup import AsyncLookup
 from kvsim.offload.tiering import Answer, TierJob
 from kvsim.results.records import TierTotals
@@ -51,6 +52,7 @@ class StorageTier:
             answered at once and holds the scheduler up.
         on_change: called whenever there may be something new to poll or to look up.
         on_blocked: told for how long (ns) a lookup holds the scheduler up.
+        publishes: whether it has KV events (vLLM: a tier's enable_kv_events).
 
     Rules: vLLM 0.33.0 v1/kv_offload/tiering/fs/manager.py, fs/io.py and obj/manager.py.
     """
@@ -70,6 +72,7 @@ class StorageTier:
         in_background: bool,
         on_change: Callable[[], None],
         on_blocked: Callable[[int], None],
+        publishes: bool = False,
     ) -> None:
         self.totals, self.files, self.chunk_bytes = totals, files, chunk_bytes
         self._env, self._device, self._pool = env, device, pool
@@ -82,6 +85,7 @@ class StorageTier:
         self._looked_ns = -1  # when the progress of writers was last taken in
         self._open_jobs = 0
         self._done: list[TierJob] = []
+        self._publishes, self._kv_events = publishes, OffloadEventLog(STORAGE)
         self._queued: dict[IoDirection, int] = {"read": 0, "write": 0}  # chunks submitted and not moved yet
         self._noted_ns: dict[IoDirection, int] = {"read": 0, "write": 0}
 
@@ -239,7 +243,20 @@ class StorageTier:
     def poll(self) -> list[TierJob]:
         """Jobs that have finished since the last poll."""
         done, self._done = self._done, []
+        if self.files.on_evict is not None:  # vLLM: when a job is picked up, for all its chunks
+            for direction, keys in done:
+                if direction == "store":
+                    self._kv_events.stored([key for key in keys if key in self.files])
         return done
+
+    def enable_kv_events(self) -> None:
+        """Note KV events from now on, if this tier is one that publishes."""
+        if self._publishes:
+            self.files.on_evict = self._kv_events.removed
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """KV events of this tier since the last call."""
+        return self._kv_events.take()
 
     def is_idle(self) -> bool:
         """Nothing in flight or unreported."""

@@ -177,7 +177,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     [
         ("fs", "connector.tiers: expected a list, found 'fs'"),
         ("[fs]", "connector.tiers.0: expected a mapping of keys, found 'fs'"),
-        ("[{kind: s3}]", "connector.tiers.0.kind: expected one of fs, obj, example, found 's3'"),
+        ("[{kind: s3}]", "connector.tiers.0.kind: expected one of fs, obj, example, module:Class, found 's3'"),
         ("[{storage: s3}]", "connector.tiers.0.kind is missing, expected one of fs, obj, example"),
         (
             "[{kind: fs, capcity: 1GiB}]",

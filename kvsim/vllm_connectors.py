@@ -1,0 +1,203 @@
+"""``kv_connector_extra_config`` of each connector that can be simulated, in our keys.
+
+Read as vLLM 0.33.0 reads it: its conversions, defaults and refusals. But every key is taken, noted as without effect,
+or named as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvsim.checked import closest, show
+from kvsim.errors import UserError
+from kvsim.registry import CONNECTORS
+
+
+@dataclass(slots=True)
+class Translation:
+    """A connector section, and what was left out of it and why."""
+
+    connector: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Extra:
+    """``kv_connector_extra_config`` of one connector: every key is taken, noted or named as unknown."""
+
+    def __init__(
+        self,
+        extra: Mapping[str, Any],
+        out: Translation,
+        silent: list[str],
+        version: str,
+        name: str = "kv_connector_extra_config",
+    ) -> None:
+        self.out, self.silent, self.version, self.name = out, silent, version, name
+        self._extra = dict(extra)
+        self._known: list[str] = []
+
+    def take(self, key: str, default: Any = None) -> Any:
+        self._known.append(key)
+        return self._extra.pop(key, default)
+
+    def whole(self, key: str, least: int) -> int | None:
+        """As ``int(value)`` of vLLM: also 1e10, and numbers in quotes."""
+        value = self.take(key)
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self.error(key, "a number", value) from None
+        if isinstance(value, bool) or number < least:
+            raise self.error(key, f"a number, at least {least}", value)
+        return number
+
+    def truth(self, key: str, *, default: bool) -> bool:
+        """As ``bool(value)`` of vLLM: every text but the empty one is true, "false" as well."""
+        value = self.take(key, default)
+        if isinstance(value, str):
+            self.out.notes.append(f"{key}: vLLM takes the text {value!r} for {'true' if value else 'false'}")
+        return bool(value)
+
+    def ignore(self, *keys: str) -> None:
+        self._known += keys
+        self.silent += [key for key in keys if self._extra.pop(key, None) is not None]
+
+    def refuse(self, key: str, why: str, *, unless: Iterable[Any] = (None,)) -> None:
+        value = self.take(key)
+        if value not in tuple(unless) and value is not None:
+            raise UserError(f"{self.name}.{key}: {show(value)}: {why}")
+
+    def end(self) -> None:
+        for key in self._extra:
+            guess = did_you_mean(closest(key, self._known))
+            raise UserError(f"unknown key {self.name}.{key}, expected {', '.join(self._known)}{guess}")
+
+    def error(self, key: str, expected: str, found: object) -> UserError:
+        return UserError(f"{self.name}.{key}: expected {expected}, found {show(found)}")
+
+
+def _offloading(extra: Extra) -> None:
+    """OffloadingConnector: v1/kv_offload/cpu/spec.py, tiering/spec.py, connector v1/offloading/config.py."""
+    section = extra.out.connector
+    section["kind"] = "offloading"
+    size = extra.whole("cpu_bytes_to_use", 1)
+    section["cpu_bytes_to_use"] = _bytes(size)
+    spec = extra.take("spec_name", "CPUOffloadingSpec")
+    if spec not in ("CPUOffloadingSpec", "TieringOffloadingSpec"):
+        raise extra.error("spec_name", "CPUOffloadingSpec or TieringOffloadingSpec", spec)
+    extra.refuse("spec_module_path", "is code for vLLM, expected none")
+    blocks, tokens = extra.whole("blocks_per_chunk", 1), extra.whole("block_size", 1)
+    if blocks is not None and extra.version == "0.23.0":
+        extra.silent.append("blocks_per_chunk (vLLM 0.23.0 does not know it)")
+    elif blocks is not None and tokens is not None:
+        raise UserError("kv_connector_extra_config: expected block_size or blocks_per_chunk, found both")
+    elif blocks is not None:
+        section["block_size_factor"] = blocks
+    if tokens is not None:
+        section["block_size"] = tokens
+    extra.refuse("cache_policy_module_path", "is code for vLLM, expected eviction_policy: module:Class for kvsim's")
+    policy = extra.take("eviction_policy", "lru")
+    if policy not in ("lru", "arc"):
+        raise extra.error("eviction_policy", "lru or arc", policy)
+    section["eviction_policy"] = policy
+    threshold = extra.whole("store_threshold", 0) or 0
+    section["store_threshold"] = threshold if threshold >= 2 else 0
+    if threshold == 1:
+        extra.silent.append("store_threshold 1 (filters nothing)")
+    extra.refuse("max_tracker_size", "is not simulated, expected 64000", unless=(64_000,))
+    section["offload_prompt_only"] = extra.truth("offload_prompt_only", default=True)
+    extra.refuse("sync_load_budget_bytes", "synchronous loads are not simulated, expected 0", unless=(0,))
+    extra.ignore("canonical_layout", "self_describing_kv_events", "tier_poll_interval_s")
+    extra.refuse("backpressure", "is not simulated, expected none")
+    tiers = extra.take("secondary_tiers", [])
+    if spec == "CPUOffloadingSpec" and tiers:
+        extra.silent.append("secondary_tiers (vLLM reads them with spec_name TieringOffloadingSpec only)")
+    elif tiers:
+        section["tiers"] = _tiers(tiers, extra)
+    if extra.take("num_cpu_blocks") is not None:
+        raise UserError("kv_connector_extra_config.num_cpu_blocks: vLLM reads it no more, expected cpu_bytes_to_use")
+    extra.end()
+    if size is None:
+        raise UserError("kv_connector_extra_config.cpu_bytes_to_use is missing: vLLM does not start without it")
+
+
+def _tiers(tiers: object, extra: Extra) -> list[dict[str, Any]]:
+    """TieringOffloadingSpec's ``secondary_tiers``: tiering/spec.py and the constructors of the tiers."""
+    if not isinstance(tiers, list):
+        raise extra.error("secondary_tiers", "a list", tiers)
+    found: list[dict[str, Any]] = []
+    for number, given in enumerate(tiers):
+        if not isinstance(given, Mapping):
+            raise extra.error(f"secondary_tiers.{number}", "a JSON object", given)
+        section: dict[str, Any] = {}
+        tier = Extra(given, Translation(section), [], extra.version, f"{extra.name}.secondary_tiers.{number}")
+        kind = tier.take("type")
+        if kind not in _TIER_KEYS:
+            known = ", ".join(_TIER_KEYS)
+            raise tier.error("type", f"one of {known}, or tiers: [{{kind: module:Class}}] with kvsim's own", kind)
+        section["kind"] = kind
+        counts, without_effect = _TIER_KEYS[kind]
+        for key in counts:
+            if (count := tier.whole(key, 1)) is not None:
+                section[key] = count
+        if kind != "example" and tier.truth("enable_kv_events", default=False):
+            section["enable_kv_events"] = True
+        tier.ignore(*without_effect)
+        tier.refuse("backpressure", "is not simulated, expected none")
+        tier.end()
+        extra.silent += [f"{key} of tier {number}" for key in tier.silent]
+        if (assumed := _TIER_STORAGE.get(kind)) is not None:
+            extra.out.notes.append(
+                f"vLLM's config does not say what is behind tier {number} ({kind}): connector.tiers.{number}.storage"
+                f" {assumed} is assumed"
+            )
+        found.append(section)
+    return found
+
+
+# By vLLM's type of a tier: numbers that count here, and what changes nothing.
+_TIER_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fs": (("n_read_threads", "n_write_threads"), ("root_dir", "locality")),
+    "obj": (("io_threads",), ("store_config", "prefix", "locality")),
+    "example": ((), ("custom_param",)),
+}
+
+
+_TIER_STORAGE = {"fs": "nvme-gen4", "obj": "s3"}  # our defaults
+
+
+def _simple_cpu(extra: Extra) -> None:
+    """SimpleCPUOffloadConnector: kv_connector/v1/simple_cpu_offload_connector.py."""
+    section = extra.out.connector
+    section["kind"] = "simple_cpu"
+    for key in ("cpu_bytes_to_use", "cpu_bytes_to_use_per_rank"):
+        size = extra.whole(key, 1)
+        if size is not None:
+            section[key] = _bytes(size)
+    section["lazy_offload"] = extra.truth("lazy_offload", default=False)
+    extra.refuse("num_cpu_blocks", "is not simulated, expected cpu_bytes_to_use alone")
+    extra.refuse("kv_offload_backend", "is not simulated, expected cpu", unless=("cpu",))
+    extra.ignore("disk_path", "disk_capacity_bytes", "disk_buffer_slots", "use_page_cache")
+    extra.end()
+
+
+def translations() -> dict[str, Callable[[Extra], None]]:
+    """By vLLM's name, those that can be simulated."""
+    known: dict[str, tuple[str, Callable[[Extra], None]]] = {
+        "OffloadingConnector": ("offloading", _offloading),
+        "SimpleCPUOffloadConnector": ("simple_cpu", _simple_cpu),
+    }
+    return {name: function for name, (kind, function) in known.items() if kind in CONNECTORS.names()}
+
+
+def _bytes(size: int | None) -> str:
+    return f"{size or 0}B"
+
+
+def did_you_mean(guess: str | None) -> str:
+    """The end of a message about something misspelt."""
+    return f", did you mean {guess}?" if guess else ""
