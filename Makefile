@@ -62,10 +62,11 @@ $(VLLM)/%/.unpacked: | $(LIVE)/.packages
 	rm -rf $(VLLM)/wheel-$*
 	touch $@
 
-# All scenarios, recorded now and compared: make conform-live VERSIONS=0.33.0
+# All scenarios of a release, recorded now and compared: make conform-live VERSIONS=0.33.0
 conform-live: $(VENV)/.run $(LIVE)/.packages $(VERSIONS:%=$(VLLM)/%/.unpacked)
 	status=0; for version in $(VERSIONS); do \
-	    $(BIN)/kvsim conform --live tests/golden/scenarios \
+	    recorded=$$(cd tests/golden/recordings/$$version && ls *.jsonl.gz); \
+	    $(BIN)/kvsim conform --live $$(printf 'tests/golden/scenarios/%s ' $$recorded | sed 's/\.jsonl\.gz/.json/g') \
 	        --python $(LIVE)/bin/python --vllm-source $(VLLM)/$$version || status=1; \
 	done; exit $$status
 

@@ -64,7 +64,7 @@ class Books(EngineObserver):
         self._kv_events = kv_events
         self._open: dict[Request, RequestRecord] = {}
         self._parked_ns: dict[Request, int] = {}  # since when a request waits for its load
-        self._awaiting_first: list[Request] = []  # scheduled in this step, nothing generated so far
+        self._awaiting_first: dict[Request, None] = {}  # admitted, nothing generated so far
         self._cut_short = 0  # requests whose output ended at max_model_len
 
     def open(self, request: Request, entry: RequestRecord) -> None:
@@ -89,10 +89,8 @@ class Books(EngineObserver):
             entry = self._open[request]
             if entry.first_scheduled_ns == NEVER:
                 entry.first_scheduled_ns = now
+                self._awaiting_first[request] = None
         totals.preemptions += len(output.preempted)
-        self._awaiting_first = [
-            request for request in output.num_scheduled_tokens if request.num_tokens == request.num_prompt_tokens
-        ]
         totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, self._gpu_used_blocks())
         totals.cpu_used_blocks_peak = max(totals.cpu_used_blocks_peak, self._cpu_used_blocks())
 
@@ -111,8 +109,9 @@ class Books(EngineObserver):
 
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         now = self._clock.now
-        for request in self._awaiting_first:
-            if request.num_tokens > request.num_prompt_tokens:
+        for request in [r for r in self._awaiting_first if r.num_output_tokens or r.is_finished]:
+            del self._awaiting_first[request]
+            if request.num_output_tokens:
                 self._open[request].first_token_ns = now
         if worker is not None:
             for request in worker.received:

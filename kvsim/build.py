@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
+from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_tiers import build_tiers
 from kvsim.cache.kv_cache_manager import KVCacheManager
@@ -16,7 +17,8 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     SimpleCPUConnectorConfig,
 )
-from kvsim.connectors.base import ConnectorWorker, KVConnector
+from kvsim.connectors.base import ConnectorWorker, Copier, KVConnector
+from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, ComputeStream, FencedCopier
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
@@ -29,6 +31,8 @@ from kvsim.offload.manager import PolicyFactory
 from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series
+from kvsim.scheduler import Scheduler
+from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.trace.replay import ReplayOptions, play
 
@@ -86,6 +90,9 @@ class Simulation:
             )
         self._books.close(self._total)
         scheduler = self.instance.scheduler
+        if isinstance(scheduler, SpeculativeScheduler):
+            accepted, drafts = scheduler.num_accepted_tokens, scheduler.num_draft_tokens
+            self.record.notes.append(f"speculative decoding: {accepted:,} of {drafts:,} drafts were accepted")
         if self.plan.config.debug and not scheduler.requests:
             # 0.23.0 stops before storage has finished writing.
             idle = not scheduler.has_requests() and all(tier.is_idle() for tier in self._tiers)
@@ -93,20 +100,24 @@ class Simulation:
         return self.record
 
     def _build(self) -> tuple[Books, Instance]:
-        plan, config = self.plan, self.plan.config
+        plan, config, drafts = self.plan, self.plan.config, self.plan.speculation
         kv = KVCacheManager(
             plan.release.block_pool(plan.sizes.num_gpu_blocks),
             block_size=plan.sizes.block_tokens,
             max_model_len=plan.limits.max_model_len,
             enable_caching=config.engine.enable_prefix_caching,
+            num_lookahead_tokens=drafts.num_lookahead_tokens if drafts else 0,
+            drops_last_hit=drafts is not None and drafts.drops_last_hit,
+            hash_lookahead_tokens=drafts.hash_lookahead_tokens if drafts else 0,
         )
         site = self._site(kv)
         connector = self._connector(kv, site)
-        scheduler = plan.release.scheduler(plan.limits, kv, connector)
-        worker, link = self._worker(connector, site)
+        compute = ComputeStream() if config.engine.async_scheduling else None
+        scheduler = self._scheduler(kv, connector)
+        worker, link = self._worker(connector, site, compute)
         offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
         books = Books(self.clock, scheduler, self.record, offload, self._kv_events(kv, connector))
-        engine = Engine(self.clock, scheduler, plan.step_time, worker, observer=books, check_every_step=config.debug)
+        engine = self._engine(scheduler, worker, books, compute)
         for each in self._links:
             each.on_finish = engine.notify
         self._lmcache_mp.alarm.on_ring = engine.notify
@@ -121,6 +132,27 @@ class Simulation:
 
     def _hold_up(self, duration_ns: int) -> None:
         self.engine.hold_up(duration_ns)
+
+    def _scheduler(self, kv: KVCacheManager, connector: KVConnector | None) -> Scheduler:
+        plan, release = self.plan, self.plan.release
+        is_async, drafts = plan.config.engine.async_scheduling, plan.speculation
+        if drafts is not None:
+            speculative = release.async_speculative_scheduler if is_async else release.speculative_scheduler
+            assert speculative is not None, "the config refuses drafts of other releases"
+            return speculative(plan.limits, kv, connector, speculation=drafts)
+        kind: type[Scheduler] | None = release.async_scheduler if is_async else release.scheduler
+        assert kind is not None, "the config refuses asynchronous scheduling of other releases"
+        return kind(plan.limits, kv, connector)
+
+    def _engine(
+        self, scheduler: Scheduler, worker: ConnectorWorker | None, books: Books, compute: ComputeStream | None
+    ) -> Engine:
+        step_time, checks = self.plan.step_time, self.plan.config.debug
+        if compute is None:
+            return Engine(self.clock, scheduler, step_time, worker, observer=books, check_every_step=checks)
+        return AsyncEngine(
+            self.clock, scheduler, step_time, worker, compute=compute, observer=books, check_every_step=checks
+        )
 
     def _site(self, kv: KVCacheManager) -> Site:
         """What a connector of the user's own gets to see."""
@@ -184,7 +216,7 @@ class Simulation:
         return None
 
     def _worker(
-        self, connector: KVConnector | None, site: Site
+        self, connector: KVConnector | None, site: Site, compute: ComputeStream | None
     ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
         plan = self.plan
         if connector is None:
@@ -203,8 +235,11 @@ class Simulation:
             "h2d": plan.sizes.gpu_block_bytes,
             "d2h": plan.sizes.block_bytes * plan.sizes.cpu_copies,
         }
-        copier = LinkCopier(link, copy_time(plan), bytes_per_block)
-        if isinstance(plan.config.connector, SimpleCPUConnectorConfig):
+        copier: Copier = LinkCopier(link, copy_time(plan), bytes_per_block)
+        is_simple = isinstance(plan.config.connector, SimpleCPUConnectorConfig)
+        if compute is not None:
+            copier = FencedCopier(copier, self.clock, compute, STORES_WAIT if is_simple else COPIES_WAIT)
+        if is_simple:
             return plan.release.simple_cpu_worker(copier), link
         return plan.release.offloading_worker(copier), link
 

@@ -292,21 +292,24 @@ class PrefixTree:
 class BlockIds:
     """Numbers the engine blocks of the chains of one tree: equal exactly for equal content from token 0 on.
 
-    Engine block ``i`` covers the tokens ``[i * b, (i + 1) * b)`` and belongs to the segment that holds its
-    last token, because that decides its content and all before it. So a segment ``[t0, t1)`` owns the blocks
-    ``t0 // b .. t1 // b - 1``. Numbers are dense and handed out a segment at a time, on first use.
+    Engine block ``i`` covers the tokens ``[i * b, (i + 1) * b)`` and belongs to the segment that holds its last token,
+    because that decides its content. So a segment ``[t0, t1)`` owns the blocks ``t0 // b .. t1 // b - 1``. Numbers are
+    dense and handed out a segment at a time, on first use.
 
     Args:
         block_size: tokens per engine block; need not divide the trace's block.
+        lookahead_tokens: a block is full, and equal, only with so many tokens after it.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, lookahead_tokens: int = 0) -> None:
         if block_size < 1:
             raise ValueError(f"block size {block_size}, expected at least 1 token")
-        self.block_size = block_size
-        self.count = 0
-        # Segment index -> number that block 0 would have if the segment began there.
-        self._offset: dict[int, int] = {}
+        self.block_size, self.lookahead_tokens, self.count = block_size, lookahead_tokens, 0
+        self._offset: dict[int, int] = {}  # segment index -> number that block 0 would have if it began there
+
+    def full(self, tokens: int) -> int:
+        """Blocks that so many tokens fill."""
+        return max(tokens - self.lookahead_tokens, 0) // self.block_size
 
     def of(self, chain: Chain, first: int, last: int) -> list[int]:
         """Numbers of the full blocks ``first .. last - 1`` of a chain.
@@ -316,21 +319,18 @@ class BlockIds:
         """
         if last <= first:
             return []
-        size = self.block_size
-        if last > chain.num_tokens // size or first < 0:
-            raise ValueError(f"blocks {first}..{last} of a chain of {chain.num_tokens // size} full blocks")
+        if last > (full := self.full(chain.num_tokens)) or first < 0:
+            raise ValueError(f"blocks {first}..{last} of a chain of {full} full blocks")
         segments = chain.segments
         at = len(segments) - 1
-        while segments[at].start_tokens // size > first:
+        while self.full(segments[at].start_tokens) > first:
             at -= 1
-        numbers: list[int] = []
-        block = first
+        numbers, block = list[int](), first
         while block < last:
             segment = segments[at]
-            end = min(segment.end_tokens // size, last)
+            end = min(self.full(segment.end_tokens), last)
             if end > block:
-                offset = self._offset.get(segment.index)
-                if offset is None:
+                if (offset := self._offset.get(segment.index)) is None:
                     offset = self._register(segment)
                 numbers.extend(range(offset + block, offset + end))
                 block = end
@@ -344,7 +344,7 @@ class BlockIds:
         return first
 
     def _register(self, segment: Segment) -> int:
-        start = segment.start_tokens // self.block_size
+        start = self.full(segment.start_tokens)
         offset = self._offset[segment.index] = self.count - start
-        self.count += segment.end_tokens // self.block_size - start
+        self.count += self.full(segment.end_tokens) - start
         return offset

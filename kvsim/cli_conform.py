@@ -21,6 +21,8 @@ class Extension(StrEnum):
     abort = "abort"
     tiers = "tiers"
     fs = "fs"
+    steps_in_flight = "async"
+    drafts = "spec"
 
 
 def conform(
@@ -167,7 +169,13 @@ def _fuzz(
     from kvsim.conform.pool import run_all
     from kvsim.conform.worlds import Extensions
 
-    drawn = Extensions(Extension.abort in extensions, Extension.tiers in extensions, Extension.fs in extensions)
+    drawn = Extensions(
+        aborts=Extension.abort in extensions,
+        tiers=Extension.tiers in extensions,
+        file_tier=Extension.fs in extensions,
+        async_scheduling=Extension.steps_in_flight in extensions,
+        speculative=Extension.drafts in extensions,
+    )
     worlds = [World(seed, drawn, finish_order) for seed in seeds]
     results = run_all(
         try_world, worlds, hash_seed=recorder[2], processes=processes, initializer=start_recorder, initargs=recorder

@@ -48,6 +48,9 @@ class EngineObserver:
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         """A step is over; the clock stands at its end."""
 
+    def on_iteration_done(self) -> None:
+        """With steps in flight: the engine has decided a step, or taken a step's output, or both."""
+
     def on_load_stall(self, waited_ns: int) -> None:
         """Requests existed and none could be computed, for so long, because KV was on its way."""
 
@@ -137,11 +140,14 @@ class Engine:
             self._take_aborts()
             if self.scheduler.requests:
                 self._idle_steps = 0
-            if self.scheduler.has_requests() and not self._is_only_restless():
+            if self._has_work():
                 self._idle_steps += 1
                 yield from self._step()
             else:
                 yield from self._wait()
+
+    def _has_work(self) -> bool:
+        return self.scheduler.has_requests() and not self._is_only_restless()
 
     def _is_only_restless(self) -> bool:
         """Nobody is served, and the connector's copies will not end, in the real one either: we stop watching."""
@@ -169,14 +175,9 @@ class Engine:
         yield self._wake
 
     def _step(self) -> Generator[simpy.Event, Any, None]:
-        scheduler, worker = self.scheduler, self.worker
+        worker = self.worker
         self._observer.on_step_start()
-        self._news = False
-        output = scheduler.schedule()
-        self._observer.on_step_scheduled(output)
-        if self._blocked_ns:
-            blocked_ns, self._blocked_ns = self._blocked_ns, 0
-            yield self.env.at(blocked_ns)
+        output = yield from self._decide()
         if worker is not None:
             flushed = worker.handle_preemptions(output.connector_meta)
             if flushed:
@@ -194,7 +195,21 @@ class Engine:
                 yield self.env.at(forward_ns)
         else:
             yield from self._empty(output)
-        worker_output = None if worker is None else worker.get_finished()
+        self._update(output, None if worker is None else worker.get_finished())
+
+    def _decide(self) -> Generator[simpy.Event, Any, SchedulerOutput]:
+        """The scheduler's part of a step, which takes time only where it is held up."""
+        self._news = False
+        output = self.scheduler.schedule()
+        self._observer.on_step_scheduled(output)
+        if self._blocked_ns:
+            blocked_ns, self._blocked_ns = self._blocked_ns, 0
+            yield self.env.at(blocked_ns)
+        return output
+
+    def _update(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> None:
+        """The step is over: its tokens and the worker's report change the scheduler's state."""
+        scheduler = self.scheduler
         ended = scheduler.update_from_output(output, worker_output)
         self._observer.on_step_done(output, worker_output, ended)
         if self._check_every_step:
@@ -205,11 +220,13 @@ class Engine:
         if self._give_up_after is not None and self._fruitless_steps > self._give_up_after and scheduler.requests:
             raise NoProgressError(_no_progress(scheduler, self.env.now))
 
-    def _wait_for(self, worker: ConnectorWorker, jobs: Sequence[Any]) -> Generator[simpy.Event, Any, None]:
-        started = self.env.now
+    def _wait_for(
+        self, worker: ConnectorWorker, jobs: Sequence[Any], gpu_busy_until: int = 0
+    ) -> Generator[simpy.Event, Any, None]:
+        started = max(self.env.now, gpu_busy_until)
         while not all(map(worker.is_done, jobs)):
             yield from self._wait()
-        self._observer.on_flush_stall(self.env.now - started)
+        self._observer.on_flush_stall(max(self.env.now - started, 0))
 
     def _empty(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
         """A step without tokens. The second in a row changes nothing any more: wait for the world to move."""
@@ -223,11 +240,14 @@ class Engine:
             and not self._news
             and not (self.worker is not None and self.worker.has_finished())
         ):
-            started, waiting = self.env.now, bool(self.scheduler.requests)
-            yield from self._wait()
-            yield self.env.at(0)
-            if waiting:
-                self._observer.on_load_stall(self.env.now - started)
+            yield from self._stall()
+
+    def _stall(self) -> Generator[simpy.Event, Any, None]:
+        started, waiting = self.env.now, bool(self.scheduler.requests)
+        yield from self._wait()
+        yield self.env.at(0)
+        if waiting:
+            self._observer.on_load_stall(self.env.now - started)
 
 
 def batch_of(output: SchedulerOutput) -> tuple[list[tuple[int, int]], list[int]]:

@@ -37,7 +37,8 @@ class Instance:
         self.engine = engine
         self._tenants, self._tenant_of = tenants, tenant_of or {}
         self._books, self._records, self._on_ended = books, records, on_ended
-        self._block_ids = BlockIds(engine.scheduler.kv.block_size)
+        kv = engine.scheduler.kv
+        self._block_ids = BlockIds(kv.block_size, kv.hash_lookahead_tokens)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -74,6 +75,7 @@ class Instance:
             num_prompt_tokens=turn.input_tokens,
             max_tokens=turn.output_tokens,
             arrival=now,
+            hash_lookahead_tokens=self.scheduler.kv.hash_lookahead_tokens,
         )
         self._books.open(request, entry)
         ended = self.engine.submit(request)
@@ -90,5 +92,6 @@ class Instance:
         if prompt_tokens >= longest:  # vLLM answers with an error: no room for a single new token
             return f"prompt too long for max_model_len {longest}"
         last = min(prompt_tokens + output_tokens, longest) - 1  # the last sampled token has no KV
-        need, have = -(-max(prompt_tokens, last) // kv.block_size), kv.pool.num_blocks - 1
+        slots = min(max(prompt_tokens, last) + self.scheduler.num_spec_slots, longest)
+        need, have = -(-slots // kv.block_size), kv.pool.num_blocks - 1
         return f"needs more KV blocks than the {have} of the GPU" if need > have else None

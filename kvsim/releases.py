@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvsim.async_scheduler import AsyncScheduler
+from kvsim.async_spec_scheduler import AsyncSpeculativeScheduler
 from kvsim.cache.block_pool import BlockPool, BlockPool023
 from kvsim.connectors.offloading import OffloadingConnector, OffloadingConnector023
 from kvsim.connectors.offloading_worker import OffloadingWorker, OffloadingWorker023
@@ -14,7 +16,9 @@ from kvsim.offload.policies.arc import ArcPolicy, ArcPolicy023
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.policies.lru import LruPolicy, LruPolicy023
 from kvsim.offload.tiering import TieringManager, TieringManager023
-from kvsim.scheduler import Scheduler, Scheduler023
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_023 import Scheduler023
+from kvsim.spec_scheduler import SpeculativeScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,9 @@ class Release:
 
     block_pool: type[BlockPool]
     scheduler: type[Scheduler]
+    async_scheduler: type[AsyncScheduler] | None  # None: asynchronous scheduling of this release is not simulated
+    speculative_scheduler: type[SpeculativeScheduler] | None  # likewise
+    async_speculative_scheduler: type[AsyncSpeculativeScheduler] | None
     policies: dict[str, type[EvictionPolicy]]
     manager: type[OffloadingManager]
     tiering_manager: type[TieringManager]
@@ -42,6 +49,9 @@ RELEASES = {
     "0.33.0": Release(
         block_pool=BlockPool,
         scheduler=Scheduler,
+        async_scheduler=AsyncScheduler,
+        speculative_scheduler=SpeculativeScheduler,
+        async_speculative_scheduler=AsyncSpeculativeScheduler,
         policies={"lru": LruPolicy, "arc": ArcPolicy},
         manager=OffloadingManager,
         tiering_manager=TieringManager,
@@ -59,6 +69,9 @@ RELEASES = {
     "0.23.0": Release(
         block_pool=BlockPool023,
         scheduler=Scheduler023,
+        async_scheduler=None,
+        speculative_scheduler=None,
+        async_speculative_scheduler=None,
         policies={"lru": LruPolicy023, "arc": ArcPolicy023},
         manager=OffloadingManager023,
         tiering_manager=TieringManager023,

@@ -36,7 +36,7 @@ class ChainContent:
 
     def __init__(self, chain: Chain, block_ids: BlockIds, block_size: int, total_tokens: int) -> None:
         self._chain, self._block_ids = chain, block_ids
-        self._shared_blocks = chain.num_tokens // block_size
+        self._shared_blocks = block_ids.full(chain.num_tokens)
         self._private = block_ids.private(max(total_tokens // block_size - self._shared_blocks, 0))
 
     def block_hashes(self, first: int, last: int) -> list[int]:
@@ -71,8 +71,10 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "block_hashes", "block_size", "content", "max_tokens", "num_computed_tokens",
-        "num_preemptions", "num_prompt_tokens", "num_tokens", "priority", "request_id", "status",
+        "arrival", "block_hashes", "block_size", "content", "hash_lookahead_tokens", "last_sched_seq", "max_tokens",
+        "num_computed_tokens", "num_draft_tokens", "num_in_flight_tokens", "num_output_placeholders",
+        "num_preemptions", "num_prompt_tokens", "num_stale_output_tokens", "num_tokens", "priority", "request_id",
+        "status",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +87,7 @@ class Request:
         max_tokens: int,
         arrival: int,
         priority: int = 0,
+        hash_lookahead_tokens: int = 0,
     ) -> None:
         self.request_id, self.content, self.block_size = request_id, content, block_size
         self.num_prompt_tokens, self.max_tokens = num_prompt_tokens, max_tokens
@@ -92,8 +95,17 @@ class Request:
         self.num_tokens = num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        # Only with steps in flight (see AsyncScheduler):
+        self.num_output_placeholders = 0  # tokens that are being sampled: counted as computed, not known yet
+        self.num_in_flight_tokens = 0  # scheduled in steps whose output has not come back
+        self.num_stale_output_tokens = 0  # of those, scheduled before the last preemption
+        self.last_sched_seq = 0  # number of the last step that computes something of it
         self.status = RequestStatus.WAITING
-        self.block_hashes: list[int] = content.block_hashes(0, num_prompt_tokens // block_size)
+        self.num_draft_tokens = 0  # guesses that its next step will verify (speculative decoding)
+        # A block's hash is known when so many tokens after it are (vLLM: num_hash_lookahead_tokens, for EAGLE).
+        self.hash_lookahead_tokens = hash_lookahead_tokens
+        full = max(num_prompt_tokens - hash_lookahead_tokens, 0) // block_size
+        self.block_hashes: list[int] = content.block_hashes(0, full)
 
     @property
     def num_output_tokens(self) -> int:
@@ -108,8 +120,8 @@ class Request:
     def append_output_token(self) -> None:
         """One sampled token; a block that it fills gets its hash."""
         self.num_tokens += 1
-        if self.num_tokens % self.block_size == 0:
-            full = self.num_tokens // self.block_size
+        full, rest = divmod(self.num_tokens - self.hash_lookahead_tokens, self.block_size)
+        if rest == 0 and full > 0:
             self.block_hashes += self.content.block_hashes(full - 1, full)
 
     def __lt__(self, other: Request) -> bool:

@@ -19,13 +19,16 @@ from kvsim.config import (
 )
 from kvsim.copy_plan import ASSUMED, CopyPlan, plan_copies
 from kvsim.errors import ConfigError, UserError
+from kvsim.limits import SchedulerLimits
+from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.registry import STEP_TIMES
 from kvsim.releases import RELEASES, Release
-from kvsim.scheduler import SchedulerLimits
+from kvsim.speculation import Speculation
 from kvsim.steptime.base import Deployment, StepTimeModel
 from kvsim.steptime.capacity import default_limits, estimate_num_gpu_blocks, kv_layout
 from kvsim.steptime.custom import CustomStep
+from kvsim.steptime.drafting import WithDrafting
 from kvsim.steptime.fixed import FixedStep
 from kvsim.steptime.gpu import GpuSpec, load_gpu
 from kvsim.steptime.model import load_model
@@ -81,6 +84,7 @@ class Plan:
     limits: SchedulerLimits
     sizes: KVSizes
     copies: CopyPlan
+    speculation: Speculation | None
     notes: tuple[str, ...]
     cautions: tuple[str, ...]
 
@@ -128,6 +132,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         link = load_link(config.hardware.link or default_link(gpu.name))
     config = _with_block_size_factor(config, model)
     storages = storages_of(config.connector)
+    check_async_scheduling(config)
     limits = _limits(config, model, gpu)
     check_tenants(config)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
@@ -146,12 +151,14 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         step_time=_step_time(config, model, gpu, tp, ep),
         limits=limits,
         sizes=sizes,
+        speculation=speculation(config),
         copies=copies,
         notes=(
             *config.notes,
             *trace.notes,
             *model.notes,
             *_hardware_notes(config, gpu),
+            *drafting_notes(config),
             *copies.notes,
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *notes_of(config, link),
@@ -311,7 +318,8 @@ def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: i
         found = Roofline(model, gpu, tp, ep)
     if isinstance(config.connector, LMCacheConnectorConfig) and config.connector.use_layerwise:
         found = PiecewiseDecode(found, config.connector.piecewise_launch * model.attention_layers)
-    return found
+    drafts = config.engine.speculative
+    return WithDrafting(found, drafts.draft_time) if drafts and drafts.draft_time else found
 
 
 def _cautions(config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: SchedulerLimits, sizes: KVSizes) -> list[str]:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.limits import SchedulerLimits
 from kvsim.refusal import Refusal
 from kvsim.request import Request, RequestStatus
-from kvsim.waiting import RequestQueue, WaitingQueues, WaitingQueues023
+from kvsim.waiting import RequestQueue, WaitingQueues
 
 LookupLog = Callable[[Request, int, "int | None", "bool | None"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """vLLM's limits, in its names."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    scheduling_policy: str = "fcfs"
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    scheduler_reserve_full_isl: bool = True
 
 
 class Scheduler:
     """Running requests first, in order; then, if nobody was preempted, waiting ones while budget and blocks last.
 
-    Rules: vLLM 0.33.0 v1/core/sched/scheduler.py, synchronous scheduling, one KV cache group.
+    Rules: vLLM 0.33.0 v1/core/sched/scheduler.py, one KV cache group; no step is in flight (but see AsyncScheduler).
 
     Args:
         limits: token budget and the like.
@@ -43,6 +30,7 @@ class Scheduler:
 
     queues: type[WaitingQueues] = WaitingQueues
     lone_prefill_uncapped = True  # long_prefill_token_threshold does not apply to a request that is alone
+    draft_slots = num_spec_slots = 0  # speculative decoding: of the budget per request; of KV behind its own tokens
     self_preemption_ends_pass = False  # PRIORITY: a request that preempted itself ends the running pass
 
     def __init__(
@@ -111,53 +99,67 @@ class Scheduler:
         output, limits = SchedulerOutput(), self.limits
         lone = self.lone_prefill_uncapped and len(self.running) + len(self.waiting) <= 1
         self._threshold = 0 if lone else limits.long_prefill_token_threshold
-        budget = self._schedule_running(output, limits.max_num_batched_tokens)
+        budget = self._schedule_running(output, limits.max_num_batched_tokens - self.draft_slots)
         if not output.preempted:
             self._schedule_waiting(output, budget)
         if self._finished:
             output.finished, self._finished = self.order_finished(self._finished), []
         if self.connector is not None:
             output.connector_meta = self.connector.build_connector_meta(output)
+        self._update_after_schedule(output)
+        return output
+
+    def _update_after_schedule(self, output: SchedulerOutput) -> None:
         for request, tokens in output.num_scheduled_tokens.items():
             request.num_computed_tokens += tokens
             if request.num_computed_tokens >= request.num_tokens:
                 self._inflight_prefills.pop(request, None)
-        return output
 
     def _cap(self, tokens: int) -> int:
         return self._threshold if 0 < self._threshold < tokens else tokens
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         running, scheduled = self.running, output.num_scheduled_tokens
-        longest = self.limits.max_model_len - 1
         i = 0
         while i < len(running) and budget > 0:
             request = running[i]
-            computed = request.num_computed_tokens
-            tokens = min(self._cap(request.num_tokens - computed), budget, longest - computed)
+            tokens = self._num_new_tokens(request, budget)
             if tokens == 0:
                 i += 1
                 continue
             while (blocks := self.kv.allocate_slots(request, tokens)) is None:
                 victim, at = self._preemption_victim()
+                if not self._can_free_now(victim):
+                    break
+                del running[at]
                 if at < i:
                     i -= 1
-                    budget += scheduled.pop(victim, 0)
+                    if (freed := scheduled.pop(victim, 0)) > 0:
+                        budget += freed + self.draft_slots
                     output.new_blocks.pop(victim, None)
                 self._preempt(victim)
                 output.preempted.append(victim)
                 if victim is request:
                     break
             if blocks is None:
-                if self._by_priority and not self.self_preemption_ends_pass:
+                goes_on = self._by_priority and not self.self_preemption_ends_pass
+                if goes_on and request.status is RequestStatus.PREEMPTED:
                     continue  # with the next request, which is at this index now
                 break
             if blocks:
                 output.new_blocks[request] = blocks
             scheduled[request] = tokens
-            budget -= tokens
+            budget -= tokens + self.draft_slots
             i += 1
         return budget
+
+    def _num_new_tokens(self, request: Request, budget: int) -> int:
+        """Tokens that a running request can compute in this step; 0 = it waits, those behind it may go on."""
+        computed = request.num_computed_tokens
+        return min(self._cap(request.num_tokens - computed), budget, self.limits.max_model_len - 1 - computed)
+
+    def _can_free_now(self, request: Request) -> bool:
+        return True
 
     def _preemption_victim(self) -> tuple[Request, int]:
         """FCFS: the last one. PRIORITY: the largest (priority, arrival), the first of equals."""
@@ -165,10 +167,10 @@ class Scheduler:
         if self._by_priority:
             victim = max(self.running, key=lambda request: (request.priority, request.arrival))
             at = self.running.index(victim)
-        return self.running.pop(at), at
+        return self.running[at], at
 
     def _preempt(self, request: Request) -> None:
-        self.kv.free(request)
+        self._free_blocks(request)
         self._inflight_prefills.pop(request, None)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
@@ -183,7 +185,8 @@ class Scheduler:
             if queue is None:
                 break
             request = queue.head()
-            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and not self._try_promote(request):
+            is_loading = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and not self._try_promote(request)
+            if is_loading or request.num_stale_output_tokens:  # or its last tokens are still on their way
                 self.waiting.skip(queue)
                 continue
             if self._refusal.still_holds(request):
@@ -191,7 +194,7 @@ class Scheduler:
             tokens = self._admit(request, queue, output, budget)
             if tokens is None:
                 break
-            budget -= tokens
+            budget -= tokens + self.draft_slots if tokens else 0
         self.waiting.end_scan()
 
     def _admit(self, request: Request, queue: RequestQueue, output: SchedulerOutput, budget: int) -> int | None:
@@ -221,14 +224,14 @@ class Scheduler:
             computed = local + external
         tokens = 0
         if not is_async:
-            wanted = self._cap(request.num_tokens - computed)
-            if wanted > budget and not self.limits.enable_chunked_prefill:
-                return None  # a prompt waits for a step that takes all of it
-            tokens = min(wanted, budget)
+            admitted = self._num_admitted_tokens(request, computed, output, budget)
+            if admitted is None:
+                return None
+            tokens = admitted
         if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
             self._refusal.remember(request, len(hits))
             return None
-        reserved = sum(map(self.kv.num_remaining_blocks, self._inflight_prefills)) if is_async else 0
+        reserved = self._num_reserved_blocks() if is_async else 0
         blocks = self.kv.allocate_slots(
             request, tokens, hits, external, delay_cache_blocks=is_async, reserved_blocks=reserved
         )
@@ -255,6 +258,17 @@ class Scheduler:
             self._inflight_prefills[request] = None
         return tokens
 
+    def _num_admitted_tokens(self, request: Request, computed: int, output: SchedulerOutput, budget: int) -> int | None:
+        """Tokens that a waiting request computes if it is admitted; None = it needs a step with more room."""
+        wanted = self._cap(request.num_tokens - computed)
+        if wanted > budget and not self.limits.enable_chunked_prefill:
+            return None  # a prompt waits for a step that takes all of it
+        return min(wanted, budget)
+
+    def _num_reserved_blocks(self) -> int:
+        """Blocks that a load must leave to those who are still computing their prompt or loading it."""
+        return sum(map(self.kv.num_remaining_blocks, self._inflight_prefills))
+
     def _try_promote(self, request: Request) -> bool:
         """Its load is over: hash the blocks; after a full hit the last token is computed again."""
         if request not in self.received:
@@ -268,15 +282,7 @@ class Scheduler:
     # -- after the step
     def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
         """Append the sampled tokens, end requests (in scheduling order), then apply the worker's reports."""
-        ended: list[Request] = []
-        longest = self.limits.max_model_len
-        for request in output.num_scheduled_tokens:
-            if request.num_computed_tokens < request.num_tokens:
-                continue  # still prefilling: nothing was sampled
-            request.append_output_token()
-            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= longest:
-                ended.append(request)
-                self._end(request, RequestStatus.FINISHED)
+        ended = self._take_outputs(output)
         if ended:
             self.running = [request for request in self.running if not request.is_finished]
         if worker_output is not None and self.connector is not None:
@@ -290,6 +296,19 @@ class Scheduler:
                 self._release(request)
         return ended
 
+    def _take_outputs(self, output: SchedulerOutput) -> list[Request]:
+        """One token for each request that has nothing left to compute; those that end with it."""
+        ended: list[Request] = []
+        longest = self.limits.max_model_len
+        for request in output.num_scheduled_tokens:
+            if request.num_computed_tokens < request.num_tokens:
+                continue  # still prefilling: nothing was sampled
+            request.append_output_token()
+            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= longest:
+                ended.append(request)
+                self._end(request, RequestStatus.FINISHED)
+        return ended
+
     def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
         request.status = status
         self._inflight_prefills.pop(request, None)
@@ -301,7 +320,7 @@ class Scheduler:
         if reports:
             self._held[request] = reports
         else:
-            self.kv.free(request)
+            self._free_blocks(request)
 
     def _release(self, request: Request) -> None:
         """A report has come that an ended request's blocks waited for (vLLM 0.33.0: finished_sending, _free_blocks)."""
@@ -309,12 +328,18 @@ class Scheduler:
         if reports:
             self._held[request] = reports
         else:
-            self.kv.free(request)
+            self._free_blocks(request)
+
+    def _free_blocks(self, request: Request) -> None:
+        self.kv.free(request)
+
+    def _held_blocks(self) -> list[list[int]]:
+        """Blocks that are neither free nor in a request's table."""
+        return [] if self.connector is None else self.connector.gpu_holds()
 
     def check(self, *, at_end: bool = False) -> None:
         """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
-        held = [] if self.connector is None else self.connector.gpu_holds()
-        self.kv.pool.check([*self.kv.tables.values(), *held])
+        self.kv.pool.check([*self.kv.tables.values(), *self._held_blocks()])
         waiting = list(self.waiting)
         assert len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two"
         if self.connector is not None:
@@ -323,11 +348,3 @@ class Scheduler:
             assert not self.requests, "requests are left"
             assert not self._held, "blocks of ended requests are still held"
             assert not self.kv.tables, "block tables are left"
-
-
-class Scheduler023(Scheduler):
-    """Release 0.23.0."""
-
-    queues = WaitingQueues023
-    lone_prefill_uncapped = False
-    self_preemption_ends_pass = True

@@ -9,11 +9,13 @@ from typing import Any
 from kvsim.cache.block_pool import BlockPool, BlockPool023
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.limits import SchedulerLimits
 from kvsim.offload.context import SEEN, RequestContext
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.slot import Slot, Slots
 from kvsim.request import Request
-from kvsim.scheduler import Scheduler, Scheduler023, SchedulerLimits
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_023 import Scheduler023
 
 BLOCK = 4  # tokens
 

@@ -17,7 +17,8 @@ from engine_builder import (
 )
 
 from kvsim.request import Request, RequestStatus
-from kvsim.scheduler import Scheduler, Scheduler023
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_023 import Scheduler023
 
 BOTH = pytest.mark.parametrize("release", [Scheduler, Scheduler023])
 

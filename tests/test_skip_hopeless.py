@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import CopyJob
+from kvsim.limits import SchedulerLimits
 from kvsim.releases import RELEASES
 from kvsim.request import Request
-from kvsim.scheduler import Scheduler, SchedulerLimits
+from kvsim.scheduler import Scheduler
 
 BLOCK = 2  # tokens
 MAX_STEPS = 60

@@ -12,11 +12,28 @@ class KVCacheManager:
     """Answers which prefix is cached and hands out the blocks of a request, over a pool.
 
     Rules: vLLM 0.33.0 v1/core/kv_cache_manager.py and single_type_kv_cache_manager.py.
+
+    Args:
+        num_lookahead_tokens: slots that a drafter needs behind the scheduled tokens.
+        drops_last_hit: EAGLE: the last block of a hit is computed again, because its drafter's KV there depends on
+            the token after it.
+        hash_lookahead_tokens: tokens after a block that its hash covers.
     """
 
-    def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int, enable_caching: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_model_len: int,
+        enable_caching: bool = True,
+        num_lookahead_tokens: int = 0,
+        drops_last_hit: bool = False,
+        hash_lookahead_tokens: int = 0,
+    ) -> None:
         self.pool, self.block_size, self.max_model_len = pool, block_size, max_model_len
-        self.enable_caching = enable_caching
+        self.enable_caching, self.num_lookahead_tokens = enable_caching, num_lookahead_tokens
+        self.drops_last_hit, self.hash_lookahead_tokens = drops_last_hit, hash_lookahead_tokens
         self.tables: dict[Request, list[int]] = {}
         self._num_cached: dict[Request, int] = {}  # leading blocks of a table that carry their hash
 
@@ -24,16 +41,17 @@ class KVCacheManager:
         """Longest cached prefix. The last token is always left to compute: capped at ``num_tokens - 1``."""
         if not self.enable_caching:
             return []
-        return self.pool.longest_prefix(request.block_hashes, (request.num_tokens - 1) // self.block_size)
+        hits = self.pool.longest_prefix(request.block_hashes, (request.num_tokens - 1) // self.block_size)
+        return hits[:-1] if self.drops_last_hit else hits
 
     def num_blocks_to_allocate(self, request: Request, num_tokens: int, hits: Sequence[int] = ()) -> int:
         """Blocks that would leave the free list: new ones, and hits that nobody holds now."""
         new = -(-num_tokens // self.block_size) - len(hits) - len(self.tables.get(request, ()))
         return max(new, 0) + self.pool.num_unreferenced(hits)
 
-    def num_remaining_blocks(self, request: Request) -> int:
-        """Blocks the request still needs for the tokens it has now."""
-        return self.num_blocks_to_allocate(request, min(request.num_tokens, self.max_model_len))
+    def num_remaining_blocks(self, request: Request, extra_tokens: int = 0) -> int:
+        """Blocks the request still needs for the tokens it has now, and some more."""
+        return self.num_blocks_to_allocate(request, min(request.num_tokens, self.max_model_len) + extra_tokens)
 
     def full_sequence_fits(self, request: Request, hits: Sequence[int]) -> bool:
         """Whether all of the request's tokens would find blocks now (scheduler_reserve_full_isl)."""
@@ -62,7 +80,8 @@ class KVCacheManager:
         size, pool = self.block_size, self.pool
         computed = request.num_computed_tokens + len(hits) * size + num_external_tokens
         computed = min(computed, self.max_model_len)
-        need_tokens = min(computed + num_new_tokens, self.max_model_len)
+        lookahead = 0 if delay_cache_blocks else self.num_lookahead_tokens  # a load computes nothing yet
+        need_tokens = min(computed + num_new_tokens + lookahead, self.max_model_len)
         table = self.tables.get(request)
         if table is None or hits or num_external_tokens:
             if self.num_blocks_to_allocate(request, need_tokens, hits) > pool.num_free - reserved_blocks:
@@ -89,7 +108,7 @@ class KVCacheManager:
         """Hash the full blocks among the first ``num_tokens``, from the first that has none."""
         if not self.enable_caching:
             return
-        full = num_tokens // self.block_size
+        full = min(num_tokens // self.block_size, len(request.block_hashes))
         done = self._num_cached.get(request, 0)
         if full > done:
             self.pool.cache_full_blocks(self.tables[request], request.block_hashes, done, full)
@@ -99,5 +118,9 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Give the request's blocks back, tail first, so that its tail is evicted before its head."""
-        self.pool.free_blocks(reversed(self.tables.pop(request, [])))
+        self.pool.free_blocks(reversed(self.pop_table(request)))
+
+    def pop_table(self, request: Request) -> list[int]:
+        """Forget the request; its blocks are still referenced, and whoever calls frees them, tail first."""
         self._num_cached.pop(request, None)
+        return self.tables.pop(request, [])

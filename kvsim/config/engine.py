@@ -9,6 +9,7 @@ from pydantic import Field, Tag, model_validator
 from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, CustomStepTime
 from kvsim.config.fields import Count, Text
+from kvsim.config.speculative import SpeculativeConfig
 from kvsim.units import Duration, Rate, Size
 
 
@@ -71,6 +72,10 @@ class EngineConfig(Component):
         None, description="vLLM's --max-model-len: tokens of one request; null = the model's own"
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="vLLM's --scheduling-policy")
+    async_scheduling: bool = Field(
+        False, description="vLLM's --async-scheduling, its default: decide a step while the last one is computed"
+    )
+    speculative: SpeculativeConfig | None = Field(None, description="speculative decoding; null = none")
     enable_chunked_prefill: bool = Field(True, description="vLLM's --enable-chunked-prefill")
     long_prefill_token_threshold: int = Field(
         0,
@@ -84,6 +89,9 @@ class EngineConfig(Component):
 
     @model_validator(mode="after")
     def _fits(self) -> EngineConfig:
+        for name, given in (("async_scheduling", self.async_scheduling), ("speculative", self.speculative is not None)):
+            if given and self.vllm_version != "0.33.0":
+                raise Misfit(name, f"is simulated for vllm_version 0.33.0, expected none with {self.vllm_version}")
         budget, key = self.max_num_batched_tokens, "max_num_batched_tokens"
         if budget is None:
             return self

@@ -34,7 +34,7 @@ class RunConfig(Component):
     """Everything that decides what a run does; equal configs give equal results."""
 
     name: Name | None = Field(None, description="name of the run; null = the file's name")
-    seed: int = Field(0, ge=0, description="seed of every random choice (none is made so far)")
+    seed: int = Field(0, ge=0, description="seed of every random choice")
     trace: TraceConfig = Field(description="the requests to play: at least trace.path")
     model: ModelConfig = Field(description="name of a model preset, or path of a HuggingFace config.json")
     hardware: HardwareConfig = Field(default_factory=HardwareConfig, description="GPUs and links")

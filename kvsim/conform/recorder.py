@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,9 @@ class Recorder(EngineObserver):
         self.step.begin()
 
     def on_step_scheduled(self, output: SchedulerOutput) -> None:
+        self._open = self._describe(output)
+
+    def _describe(self, output: SchedulerOutput) -> Record:
         assert self.scheduler is not None
         tables = {r.request_id: list(table) for r, table in output.tables.items()}
         gained = {r.request_id: list(blocks) for r, blocks in output.new_blocks.items()}
@@ -91,24 +95,60 @@ class Recorder(EngineObserver):
         if output.connector_meta is not None:
             record["cpu"] = list(self.log["cpu"])
             record["meta"] = describe(output.connector_meta)
-        self._open = record
+        return record
 
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
+        self._note_update(worker, ended)
+        if worker is not None:
+            self._open["dma"] = list(self.log["dma"])
+        self._close()
+
+    def _note_update(self, worker: WorkerOutput | None, ended: list[Request]) -> None:
+        self._open["finished"] = [r.request_id for r in ended]
+        self._open["kvout"] = None
+        if worker is not None:
+            received = sorted(r.request_id for r in worker.received)
+            self._open["kvout"] = {"recv": received, "send": [], "jobs": sorted(worker.jobs)}
+
+    def _close(self) -> None:
         assert self.scheduler is not None
         record = self._open
-        record["finished"] = [r.request_id for r in ended]
-        record["kvout"] = None
-        if worker is not None:
-            record["dma"] = list(self.log["dma"])
-            received = sorted(r.request_id for r in worker.received)
-            record["kvout"] = {"recv": received, "send": [], "jobs": sorted(worker.jobs)}
         record["free_after"] = self.scheduler.kv.pool.num_free
         self.records.append(record)
         for entries in self.log.values():
             entries.clear()
-        if output.num_scheduled_tokens or ended:
+        if record["sched"] or record["finished"]:
             self.last_progress = self.env.now
         self.after_step()
+
+
+@dataclass
+class AsyncRecorder(Recorder):
+    """One record per iteration of the engine's batch queue: a step that was decided and one that came back.
+
+    ``updated`` is the number of the step that came back, null if none did; ``finished`` and ``kvout`` are about it.
+    """
+
+    _in_flight: deque[int] = field(default_factory=deque)
+
+    def on_step_start(self) -> None:
+        super().on_step_start()
+        self._open = self._describe(SchedulerOutput())  # in case nothing is decided
+        self._note_update(None, [])
+        self._open["updated"] = None
+
+    def on_step_scheduled(self, output: SchedulerOutput) -> None:
+        self._open |= self._describe(output)
+        self._in_flight.append(self.step.number)
+
+    def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
+        self._note_update(worker, ended)
+        self._open["updated"] = self._in_flight.popleft()
+
+    def on_iteration_done(self) -> None:
+        if "meta" in self._open:
+            self._open["dma"] = list(self.log["dma"])
+        self._close()
 
 
 def describe(meta: OffloadingMeta | SimpleCPUMeta | ExampleMeta) -> Record:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from kvsim.async_engine import AsyncEngine
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
-from kvsim.conform.recorder import Labels, Record, Recorder
+from kvsim.conform.recorder import AsyncRecorder, Labels, Record, Recorder
 from kvsim.conform.step_clock import (
     OneTick,
     ProbingStepTier,
@@ -22,38 +24,63 @@ from kvsim.conform.step_clock import (
 from kvsim.connectors.base import ConnectorWorker, Direction, KVConnector
 from kvsim.connectors.example import ExampleConnector
 from kvsim.engine import Engine
+from kvsim.errors import UserError
+from kvsim.limits import SchedulerLimits
 from kvsim.offload.ledger import Ledger
 from kvsim.releases import RELEASES
 from kvsim.request import Request, RequestStatus
-from kvsim.scheduler import SchedulerLimits
+from kvsim.scheduler import Scheduler
+from kvsim.speculation import Speculation
 
 # What the recorder assumes where a scenario says nothing.
 DEFAULTS: dict[str, Any] = {
     "num_gpu_blocks": 700, "block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 8,
     "max_model_len": 8192, "policy": "fcfs", "long_prefill_token_threshold": 0, "reserve_full_isl": True,
-    "no_prefix_caching": False, "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
+    "no_prefix_caching": False, "async_scheduling": False,
+    "spec_method": None, "num_speculative_tokens": 3, "accepted": [3, 0, 1], "lookahead_block_hashes": True,
+    "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": True, "store_threshold": 0, "tier": None, "tier_load_delay": 3,
     "tier_store_delay": 2, "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
 }  # fmt: skip
+T = TypeVar("T")
 MAX_STEPS = 30_000  # unless a scenario says otherwise, it is cut off after so many steps
 STALL_STEPS = 500  # the recorder stops after so many steps without progress
 
 
+class ScriptedAcceptance:
+    """So many drafts hold, one verification of a request after the other; the script starts again at its end."""
+
+    def __init__(self, script: list[int]) -> None:
+        self._script = script
+        self._verified: Counter[str] = Counter()
+
+    def accepted(self, request: Request, drafts: int) -> int:
+        """See `kvsim.speculation.Acceptance`."""
+        number = self._verified[request.request_id]
+        self._verified[request.request_id] += 1
+        return min(self._script[number % len(self._script)], drafts)
+
+
 @dataclass(slots=True)
 class SessionContent:
-    """Tokens of one scenario session: a common system prompt, then its own (or another's, if it repeats one)."""
+    """Tokens of one scenario session: a common system prompt, then its own (or another's, if it repeats one).
+
+    With ``lookahead_tokens`` a block's content includes so many tokens after it.
+    """
 
     labels: Labels
     owner: str
     system_tokens: int
     block_size: int
+    lookahead_tokens: int = 0
 
     def block_hashes(self, first: int, last: int) -> list[int]:
         """See `kvsim.request.Content`."""
         return [self.labels.number(self._name(i)) for i in range(first, last)]
 
     def _name(self, block: int) -> str:
-        return f"{'sys' if (block + 1) * self.block_size <= self.system_tokens else self.owner}:{block}"
+        is_common = (block + 1) * self.block_size + self.lookahead_tokens <= self.system_tokens
+        return f"{'sys' if is_common else self.owner}:{block}"
 
 
 class Conformance:
@@ -75,7 +102,9 @@ class Conformance:
         self.options = DEFAULTS | {key: value for key, value in options.items() if value is not None}
         self.release = RELEASES[vllm_version]
         self.env = Clock()
-        self.recorder = Recorder(self.env, Step(self.env))
+        recorder = AsyncRecorder if self.options["async_scheduling"] else Recorder
+        self.recorder = recorder(self.env, Step(self.env))
+        self._speculation = self._drafts()
         self.engine = self._build()
         self.engine.scheduler.order_finished = order_finished
         specs = scenario["sessions"]
@@ -96,6 +125,9 @@ class Conformance:
             block_size=o["block_size"],
             max_model_len=o["max_model_len"],
             enable_caching=not o["no_prefix_caching"],
+            num_lookahead_tokens=self._speculation.num_lookahead_tokens if self._speculation else 0,
+            drops_last_hit=self._speculation is not None and self._speculation.drops_last_hit,
+            hash_lookahead_tokens=self._speculation.hash_lookahead_tokens if self._speculation else 0,
         )
         connector, worker = self._connector(kv)
         limits = SchedulerLimits(
@@ -106,8 +138,17 @@ class Conformance:
             long_prefill_token_threshold=o["long_prefill_token_threshold"],
             scheduler_reserve_full_isl=o["reserve_full_isl"],
         )
-        recorder.scheduler = release.scheduler(limits, kv, connector, on_lookup=recorder.on_lookup)
-        return Engine(
+        kind: Callable[..., Scheduler] = release.scheduler
+        engine: type[Engine] = Engine
+        if o["async_scheduling"]:
+            engine = AsyncEngine
+            kind = self._simulated(release.async_scheduler, "async_scheduling")
+        if self._speculation:
+            both, alone = release.async_speculative_scheduler, release.speculative_scheduler
+            speculative = self._simulated(both if o["async_scheduling"] else alone, "spec_method")
+            kind = partial(speculative, speculation=self._speculation)
+        recorder.scheduler = kind(limits, kv, connector, on_lookup=recorder.on_lookup)
+        return engine(
             self.env,
             recorder.scheduler,
             OneTick(),
@@ -117,6 +158,20 @@ class Conformance:
             give_up_after=self._give_up_after,
             check_every_step=True,
         )
+
+    def _drafts(self) -> Speculation | None:
+        o = self.options
+        if o["spec_method"] is None:
+            return None
+        if o["spec_method"] == "eagle" and o["connector"] is not None:
+            raise UserError(f"{self.scenario['name']}: spec_method: eagle is not simulated with a connector")
+        acceptance = ScriptedAcceptance(o["accepted"])
+        return Speculation(o["spec_method"], o["num_speculative_tokens"], o["lookahead_block_hashes"], acceptance)
+
+    def _simulated(self, kind: type[T] | None, option: str) -> type[T]:
+        if kind is None:
+            raise UserError(f"{self.scenario['name']}: {option}: not simulated for this release of vLLM")
+        return kind
 
     def _connector(self, kv: KVCacheManager) -> tuple[KVConnector | None, ConnectorWorker | None]:
         o, release, recorder = self.options, self.release, self.recorder
@@ -217,10 +272,11 @@ class Conformance:
         prompt = self._tokens[session] + user
         self._tokens[session] = prompt + out
         owner = spec.get("same_as") or spec["name"]
-        content = SessionContent(self.recorder.labels, owner, self.scenario["system_tokens"], size)
+        ahead = self.engine.scheduler.kv.hash_lookahead_tokens
+        content = SessionContent(self.recorder.labels, owner, self.scenario["system_tokens"], size, ahead)
         return Request(
             f"{spec['name']}t{number}", content, block_size=size, num_prompt_tokens=prompt, max_tokens=out,
-            priority=spec.get("priority", 0), arrival=self.env.now,
+            priority=spec.get("priority", 0), arrival=self.env.now, hash_lookahead_tokens=ahead,
         )  # fmt: skip
 
     def _turn_ended(self, session: int, request: Request, _event: object) -> None:

@@ -42,6 +42,11 @@ class EngineOptions(_Options):
     long_prefill_token_threshold: Steps = 0
     reserve_full_isl: Flag = True
     no_prefix_caching: Flag = False
+    async_scheduling: Flag = False
+    spec_method: Literal["ngram", "eagle", "draft_model"] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=100)] = 3
+    accepted: Annotated[list[Annotated[int, Field(ge=0, le=100)]], Field(min_length=1)] = Field(default=[3, 0, 1])
+    lookahead_block_hashes: Flag = True
     drain: Steps = 5
 
 

@@ -22,6 +22,8 @@ class Extensions:
     aborts: bool = False  # clients that go away
     tiers: bool = False  # several secondary tiers
     file_tier: bool = False  # vLLM's file system tier
+    async_scheduling: bool = False  # two steps in flight
+    speculative: bool = False  # drafts, some of which hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,10 @@ class _World:
     def _draw_engine(self) -> dict[str, Any]:
         r, style = self._random, self._style
         max_model_len: int = r.choice((512, 1024, 2048, 4096))
-        return {
+        extended: dict[str, Any] = {"async_scheduling": True} if self._extensions.async_scheduling else {}
+        if self._extensions.speculative:
+            extended |= self._draw_drafts()
+        return extended | {
             "num_gpu_blocks": r.randint(*style.gpu_blocks),
             "block_size": self._block_size,
             "max_num_batched_tokens": r.choice((32, 64, 96, 128, 256, 512, 1024)),
@@ -89,6 +94,17 @@ class _World:
             "long_prefill_token_threshold": r.choice((0, 0, 0, 40, 100)),
             "reserve_full_isl": r.choice((True, True, False)),
             "no_prefix_caching": r.random() < 0.06,
+        }
+
+    def _draw_drafts(self) -> dict[str, Any]:
+        r = self._random
+        count = r.choice((1, 2, 3, 5, 8))
+        return {
+            # EAGLE's own rules of the connectors are not simulated.
+            "spec_method": r.choice(("ngram", "draft_model", *("eagle",) * 3 * (self._kind == "gpu"))),
+            "num_speculative_tokens": count,
+            "accepted": [r.randint(0, count) for _ in range(r.randint(1, 6))],
+            "lookahead_block_hashes": r.random() < 0.6,
         }
 
     def _draw_connector(self) -> dict[str, Any]:

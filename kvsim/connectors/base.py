@@ -94,6 +94,8 @@ class SchedulerOutput:
     hits: dict[Request, tuple[int, int]] = field(default_factory=dict)  # (local, external) tokens, of those admitted
     finished: list[Request] = field(default_factory=list)  # requests that ended in the step before
     tables: dict[Request, list[int]] = field(default_factory=dict)  # whole tables of new and resumed requests
+    drafts: dict[Request, int] = field(default_factory=dict)  # guesses verified in this step, if any
+    sampling: set[Request] = field(default_factory=set)  # with steps in flight: whom this one gives a token
     connector_meta: Any = None
 
     @property

@@ -185,7 +185,9 @@ class SimpleCPUOffloadConnector(KVConnector):
 
     def _scan(self, stores: _Stores, table: Sequence[int]) -> list[int]:
         gpu: list[int] = []
-        computed = stores.request.num_computed_tokens // self.block_size
+        request = stores.request
+        # vLLM 0.33.0 simple_kv_offload/manager.py: tokens still being sampled are not confirmed.
+        computed = (request.num_computed_tokens - request.num_output_placeholders) // self.block_size
         for block in table[stores.num_stored : computed]:
             if block not in self._in_flight and self._is_wanted(block):
                 if len(gpu) >= self.cpu.num_free:

@@ -24,6 +24,8 @@ CASES: dict[str, list[str]] = {
         ":5: engine.max_num_batched_tokens: expected at least max_model_len (131072)",
         "because enable_chunked_prefill is false, found 8192",
     ],
+    "async_of_0_23": [":5: engine.async_scheduling: is simulated for vllm_version 0.33.0, expected none with 0.23.0"],
+    "speculative_of_0_23": [":5: engine.speculative: is simulated for vllm_version 0.33.0, expected none with 0.23.0"],
     "budget_below_seqs": [":4: engine.max_num_batched_tokens: expected at least max_num_seqs (256), found 128"],
     "colon_in_value": [":2:16: is not valid YAML", "in quotes"],
     "control_character": [":2: control character U+0001 is not allowed"],

@@ -9,7 +9,7 @@ from kvsim.conform.scenario import Conformance
 from kvsim.conform.shrink import shrink
 from kvsim.conform.worlds import Extensions, world
 
-ALL = Extensions(aborts=True, tiers=True, file_tier=True)
+ALL = Extensions(aborts=True, tiers=True, file_tier=True, async_scheduling=True)
 
 
 def test_the_same_seed_gives_the_same_world() -> None:
@@ -45,8 +45,10 @@ def test_worlds_cover_what_there_is() -> None:
     cut = [w for w, s in sessions if w["system_tokens"] + sum(map(sum, s["turns"])) >= w["engine"]["max_model_len"]]
     assert cut  # the last answer does not fit into max_model_len
     assert not any("abort" in s for _, s in sessions)
+    assert not any("async_scheduling" in w["engine"] for w in worlds)
     extended = [world(seed, ALL) for seed in range(200)]
     assert any("abort" in s for w in extended for s in w["sessions"])
+    assert all(w["engine"]["async_scheduling"] for w in extended)
     assert any("tiers" in w["connector"] for w in extended)
     assert any(w["connector"].get("tier") == "fs" for w in extended)
 
@@ -57,6 +59,9 @@ def test_worlds_run() -> None:
         for version in ("0.33.0", "0.23.0"):
             records, _ = Conformance(world(seed), version).run()
             assert records
+        records, _ = Conformance(world(seed, Extensions(async_scheduling=True)), "0.33.0").run()
+        came_back = [record["updated"] for record in records if record["updated"] is not None]
+        assert came_back == sorted(set(came_back))  # every step once, in order
 
 
 def longest(scenario: dict[str, Any]) -> int:

@@ -14,6 +14,9 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = sorted(path.stem for path in (GOLDEN / "scenarios").glob("*.json"))
 # vLLM 0.33.0 commits what ends in one step in the order of a set of ids, and here that order has consequences.
 HASH_ORDERED = {"cpu-lru-instant", "f28-lru", "h10-arc", "h108-lru"}
+# What is simulated for 0.33.0 alone.
+ONLY_0_33_0 = ("async-", "spec-")
+OF_BOTH = [name for name in NAMES if not name.startswith(ONLY_0_33_0)]
 CHUNKS = 4
 
 
@@ -40,10 +43,10 @@ def different(outcomes: dict[str, Outcome]) -> set[str]:
 
 
 def test_every_scenario_has_its_recordings() -> None:
-    """Both releases were recorded on the same scenarios."""
-    assert len(NAMES) == 86
-    for version in ("0.33.0", "0.23.0"):
-        assert sorted(path.name.split(".")[0] for path in (GOLDEN / "recordings" / version).iterdir()) == NAMES
+    """Both releases were recorded on the same scenarios, but for what is simulated for 0.33.0 alone."""
+    assert (len(OF_BOTH), len(NAMES)) == (86, 124)
+    for version, names in (("0.33.0", NAMES), ("0.23.0", OF_BOTH)):
+        assert sorted(path.name.split(".")[0] for path in (GOLDEN / "recordings" / version).iterdir()) == names
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -59,4 +62,4 @@ def test_every_step_equals_0_33_0(chunk: int) -> None:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_step_equals_0_23_0(chunk: int) -> None:
     """Every field of every step equals 0.23.0's, which commits what ends in one step in the order of finishing."""
-    assert different(compare(NAMES[chunk::CHUNKS], "0.23.0", finish_order=True)) == set()
+    assert different(compare(OF_BOTH[chunk::CHUNKS], "0.23.0", finish_order=True)) == set()

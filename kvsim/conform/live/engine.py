@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from copies import CLOCK
 from settings import Options, kv_cache_config, vllm_config
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 Record = dict[str, Any]
 _HASH_BYTES = 16
 _ROOT = b"root"
+_BEYOND = 7  # a token that nobody looks at
 
 
 def block_hash(previous: bytes | None, tokens: Sequence[int]) -> bytes:
@@ -26,6 +30,16 @@ def block_hash(previous: bytes | None, tokens: Sequence[int]) -> bytes:
     digest = hashlib.blake2b(previous or _ROOT, digest_size=_HASH_BYTES)
     digest.update(b",".join(b"%d" % token for token in tokens))
     return digest.digest()
+
+
+@dataclass
+class Batch:
+    """A step in flight."""
+
+    step: int
+    output: Any
+    report: Any  # of the worker's side of the connector
+    tokens: list[list[int]]
 
 
 class RealEngine:
@@ -42,7 +56,10 @@ class RealEngine:
         self._name_of = name_of
         config, cache = vllm_config(options, files), kv_cache_config(options)
         self._block_size: int = options["block_size"]
-        self.scheduler: Any = Scheduler(
+        self._depth: int = config.max_concurrent_batches if options["async_scheduling"] else 1
+        self._queue: deque[Batch] = deque()
+        self.hash_lookahead: int = getattr(config, "num_hash_lookahead_tokens", 0)
+        self.scheduler: Any = (AsyncScheduler if options["async_scheduling"] else Scheduler)(
             vllm_config=config,
             kv_cache_config=cache,
             log_stats=True,
@@ -58,6 +75,9 @@ class RealEngine:
             self._worker = Worker(config, cache, options, self._log["dma"])
         self._outputs: dict[str, list[int]] = {}  # tokens that a request will generate
         self._sampled: dict[str, int] = {}
+        self._num_drafts: int = options["num_speculative_tokens"] if options["spec_method"] else 0
+        self._accepted: list[int] = options["accepted"]
+        self._verified: Counter[str] = Counter()
         self._observe()
         if options["tier"] == "fs":
             from tier import without_threads
@@ -86,66 +106,111 @@ class RealEngine:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> Record | None:
-        """One iteration of vLLM's engine core: v1/engine/core.py, `step`."""
-        if not self.scheduler.has_requests():
-            CLOCK.step += 1
-            return None
+        """One iteration of vLLM's engine core, or None if it does nothing: v1/engine/core.py."""
         for entries in self._log.values():
             entries.clear()
+        record = self._step_with_batch_queue() if self._depth > 1 else self._step()
+        CLOCK.step += 1
+        if record is not None:
+            record["free_after"] = self._pool.get_num_free_blocks()
+            self.totals["steps"] += 1
+            self.totals["scheduled_tokens"] += sum(record["sched"].values())
+            self.totals["preemptions"] += len(self._log["preempted"])
+            self.totals["gpu_evictions"] += len(self._log["evicted"])
+        return record
+
+    def _step(self) -> Record | None:
+        """As its `step`."""
+        if not self.scheduler.has_requests():
+            return None
+        record, batch = self._schedule()
+        record |= self._update(batch)
+        if batch.output.num_scheduled_tokens:  # its `post_step`
+            self._draft(list(batch.output.num_scheduled_tokens))
+        return record
+
+    def _step_with_batch_queue(self) -> Record | None:
+        """As its `step_with_batch_queue`: to fill the queue comes before waiting for a result."""
+        waits = {"updated": None, "finished": [], "kvout": None}
+        record = None
+        if self.scheduler.has_requests():
+            record, batch = self._schedule()
+            self._queue.append(batch)
+            scheduled = bool(record["sched"])
+            if len(self._queue) < self._depth and (scheduled or self.scheduler.has_requests()):
+                return record | waits
+        elif not self._queue:
+            return None
+        else:
+            record = self._describe(None)
+        batch = self._queue.popleft()
+        return record | {"updated": batch.step} | self._update(batch)
+
+    def _schedule(self) -> tuple[Record, Batch]:
         output = self.scheduler.schedule()
         report = self._worker.execute(output) if self._worker else None
-        record = self._describe(output)
-        record["finished"] = self._update(output, report)
-        record["kvout"] = _describe_report(report)
-        record["free_after"] = self._pool.get_num_free_blocks()
-        CLOCK.step += 1
-        self.totals["steps"] += 1
-        self.totals["scheduled_tokens"] += output.total_num_scheduled_tokens
-        self.totals["preemptions"] += len(self._log["preempted"])
-        self.totals["gpu_evictions"] += len(self._log["evicted"])
-        return record
+        tokens = [self._sample(request_id, output) for request_id in output.num_scheduled_tokens]
+        return self._describe(output), Batch(CLOCK.step, output, report, tokens)
 
     def shutdown(self) -> None:
         """Release threads and files."""
         self.scheduler.shutdown()
 
     def _hash_new_blocks(self, request: Any) -> list[bytes]:
-        size, first = self._block_size, len(request.block_hashes)
+        size, first, ahead = self._block_size, len(request.block_hashes), self.hash_lookahead
         previous = request.block_hashes[-1] if first else None
         hashes = []
-        for index in range(first, request.num_tokens // size):
-            previous = block_hash(previous, request.all_token_ids[index * size : (index + 1) * size])
+        for index in range(first, (request.num_tokens - ahead) // size):
+            previous = block_hash(previous, request.all_token_ids[index * size : (index + 1) * size + ahead])
             hashes.append(previous)
         return hashes
 
-    def _update(self, output: Any, report: Any) -> list[str]:
-        """Sample a token where a prompt is complete; ids of what has finished."""
+    def _update(self, batch: Batch) -> Record:
+        """The step's tokens and the worker's report come back; what has finished."""
+        output = batch.output
         request_ids = list(output.num_scheduled_tokens)
         model_output = ModelRunnerOutput(
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
-            sampled_token_ids=[self._sample(request_id) for request_id in request_ids],
+            sampled_token_ids=batch.tokens,
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
         )
-        model_output.kv_connector_output = report
+        model_output.kv_connector_output = batch.report
         by_client = self.scheduler.update_from_output(output, model_output)
-        return [
+        finished = [
             answer.request_id
             for answers in by_client.values()
             for answer in answers.outputs
             if answer.finish_reason is not None
         ]
+        return {"finished": finished, "kvout": _describe_report(batch.report)}
 
-    def _sample(self, request_id: str) -> list[int]:
+    def _sample(self, request_id: str, output: Any) -> list[int]:
+        """The accepted drafts and a token, where the prompt is complete; known when the step is launched."""
         request = self.scheduler.requests[request_id]
         # schedule() has counted this step's tokens already.
         if request.num_computed_tokens < request.num_tokens or getattr(request, "is_prefill_chunk", False):
             return []
+        drafts = output.scheduled_spec_decode_tokens.get(request_id, ())
+        accepted = 0
+        cached = output.scheduled_cached_reqs
+        admitted = {new.req_id for new in output.scheduled_new_reqs} | set(getattr(cached, "resumed_req_ids", ()) or ())
+        if drafts and request_id not in admitted:  # else they only pad the batch
+            number = self._verified[request_id]
+            self._verified[request_id] += 1
+            accepted = min(self._accepted[number % len(self._accepted)], len(drafts))
         position = self._sampled[request_id]
-        self._sampled[request_id] = position + 1
-        return [self._outputs[request_id][position]]
+        self._sampled[request_id] = position + 1 + accepted
+        tokens = self._outputs[request_id][position : position + 1 + accepted]
+        return tokens + [_BEYOND] * (1 + accepted - len(tokens))
+
+    def _draft(self, request_ids: Sequence[str]) -> None:
+        """Every request gets its drafts; vLLM ignores those of prompts that are not complete."""
+        if self._num_drafts:
+            drafts = [[_BEYOND] * self._num_drafts for _ in request_ids]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(list(request_ids), drafts))
 
     def _observe(self) -> None:
         """Wrap what is to be seen; nothing behaves differently."""
@@ -199,7 +264,10 @@ class RealEngine:
         return self._name_of(bytes(content)[:_HASH_BYTES]) if content else None
 
     def _describe(self, output: Any) -> Record:
-        scheduler, cached = self.scheduler, output.scheduled_cached_reqs
+        """What was decided; None: nothing, and only the queues are of interest."""
+        scheduler = self.scheduler
+        output = output or SchedulerOutput.make_empty()
+        cached = output.scheduled_cached_reqs
         blocks = {new.req_id: list(new.block_ids[0]) for new in output.scheduled_new_reqs}
         for request_id, gained in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if gained is not None:
@@ -222,7 +290,7 @@ class RealEngine:
             "evicted": list(self._log["evicted"]),
             "free": self._pool.get_num_free_blocks(),
         }
-        if self._worker:
+        if output.kv_connector_metadata is not None:
             record["dma"] = [list(entry) for entry in self._log["dma"]]
             record["cpu"] = list(self._log["cpu"])
             record["meta"] = _describe_meta(output.kv_connector_metadata)

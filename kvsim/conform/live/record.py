@@ -147,11 +147,11 @@ class Play:
     def _name_blocks(self, session: SessionState) -> None:
         from engine import block_hash
 
-        size, tokens = self._options["block_size"], session.context
+        size, tokens, ahead = self._options["block_size"], session.context, self._engine.hash_lookahead
         previous = None
-        for index in range(len(tokens) // size):
-            previous = block_hash(previous, tokens[index * size : (index + 1) * size])
-            owner = "sys" if (index + 1) * size <= self._scenario["system_tokens"] else session.owner
+        for index in range((len(tokens) - ahead) // size):
+            previous = block_hash(previous, tokens[index * size : (index + 1) * size + ahead])
+            owner = "sys" if (index + 1) * size + ahead <= self._scenario["system_tokens"] else session.owner
             self._names.setdefault(previous, f"{owner}:{index}")
 
 

@@ -27,7 +27,9 @@ Options = dict[str, Any]
 DEFAULTS: Options = {
     "num_gpu_blocks": 700, "block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 8,
     "max_model_len": 8192, "policy": "fcfs", "long_prefill_token_threshold": 0, "reserve_full_isl": True,
-    "no_prefix_caching": False, "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
+    "no_prefix_caching": False, "async_scheduling": False,
+    "spec_method": None, "num_speculative_tokens": 3, "accepted": [3, 0, 1], "lookahead_block_hashes": True,
+    "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": None, "store_threshold": 0, "tier": None, "tier_load_delay": 3, "tier_store_delay": 2,
     "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
 }  # fmt: skip
@@ -57,7 +59,7 @@ def vllm_config(options: Options, files: str) -> VllmConfig:
         enable_chunked_prefill=True,
         policy=options["policy"],
         long_prefill_token_threshold=options["long_prefill_token_threshold"],
-        async_scheduling=False,
+        async_scheduling=bool(options["async_scheduling"]),
         is_encoder_decoder=False,
         scheduler_reserve_full_isl=bool(options["reserve_full_isl"]),
         watermark=0.0,
@@ -69,7 +71,7 @@ def vllm_config(options: Options, files: str) -> VllmConfig:
         enable_prefix_caching=not options["no_prefix_caching"],
     )
     cache.num_gpu_blocks = options["num_gpu_blocks"]
-    return VllmConfig(
+    config = VllmConfig(
         model_config=model,
         scheduler_config=scheduler,
         cache_config=cache,
@@ -77,6 +79,26 @@ def vllm_config(options: Options, files: str) -> VllmConfig:
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
     )
+    if options["spec_method"] is not None:
+        config.speculative_config = _speculation(options, config)
+    return config
+
+
+def _speculation(options: Options, config: VllmConfig) -> Any:
+    """An n-gram proposer's, under the method's name: a drafter is a model, which the scheduler never looks at."""
+    from vllm.config import SpeculativeConfig
+
+    speculative = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=options["num_speculative_tokens"],
+        prompt_lookup_max=3,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+    )
+    speculative.method = options["spec_method"]
+    speculative.disable_lookahead_block_hashes = not options["lookahead_block_hashes"]
+    config.scheduler_config.max_num_scheduled_tokens = options["max_num_batched_tokens"]
+    return speculative
 
 
 def kv_cache_config(options: Options) -> KVCacheConfig:
