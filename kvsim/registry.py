@@ -243,6 +243,21 @@ CONNECTORS.register(
     "kvsim.connectors.simple_cpu:SimpleCPUOffloadConnector",
     "vLLM's SimpleCPUOffloadConnector: a second block pool in CPU memory, eager or lazy",
 )
+CONNECTORS.register(
+    "lmcache",
+    "kvsim.connectors.lmcache:LMCacheConnector",
+    "LMCacheConnectorV1: LMCache inside the engine, whole chunks, synchronous or layer by layer",
+)
+CONNECTORS.register(
+    "lmcache_mp",
+    "kvsim.connectors.lmcache_mp:LMCacheMPConnector",
+    "LMCacheMPConnector: a server beside the engine, which may fail and come back",
+)
+CONNECTORS.register(
+    "example",
+    "kvsim.connectors.example:ExampleConnector",
+    "vLLM's ExampleConnector: whole prompts as files on shared storage, synchronous",
+)
 
 POLICIES = Registry("policy", "kvsim.offload.policies.base:EvictionPolicy", given=("capacity", "slots"))
 POLICIES.register("lru", "kvsim.offload.policies.lru:LruPolicy", "least recently used, as vLLM's CPU tier counts it")

@@ -14,6 +14,8 @@ from kvsim.checked import closest, show
 from kvsim.errors import UserError
 from kvsim.registry import CONNECTORS
 
+GIB = 2**30
+
 
 @dataclass(slots=True)
 class Translation:
@@ -53,6 +55,21 @@ class Extra:
             raise self.error(key, "a number", value) from None
         if isinstance(value, bool) or number < least:
             raise self.error(key, f"a number, at least {least}", value)
+        return number
+
+    def gib(self, key: str) -> int | None:
+        """LMCache's sizes: a number of GiB, in bytes here."""
+        value = self.take(key)
+        return None if value is None else int(self.number(key, value) * GIB)
+
+    def number(self, key: str, value: Any) -> float:
+        """More than 0."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise self.error(key, "a number", value) from None
+        if isinstance(value, bool) or not 0 < number < float("inf"):
+            raise self.error(key, "a number, more than 0", value)
         return number
 
     def truth(self, key: str, *, default: bool) -> bool:
@@ -185,11 +202,61 @@ def _simple_cpu(extra: Extra) -> None:
     extra.end()
 
 
+def _example(extra: Extra) -> None:
+    """ExampleConnector: kv_connector/v1/example_connector.py."""
+    extra.out.connector["kind"] = "example"
+    extra.ignore("shared_storage_path")
+    extra.out.notes.append("vLLM's config does not say what storage is shared: the default rates of kind example hold")
+    extra.end()
+
+
+def _lmcache(extra: Extra) -> None:
+    """LMCacheConnectorV1: its own keys, and LMCache's behind ``lmcache.`` (lmcache_integration/vllm_v1_adapter.py)."""
+    section = extra.out.connector
+    section["kind"] = "lmcache"
+    for key, least in (("chunk_size", 1), ("min_retrieve_tokens", 0)):
+        if (number := extra.whole(f"lmcache.{key}", least)) is not None:
+            section[key] = number
+    if (size := extra.gib("lmcache.max_local_cpu_size")) is not None:
+        section["max_local_cpu_size"] = _bytes(size)
+    for key in ("save_decode_cache", "use_layerwise"):
+        section[key] = extra.truth(f"lmcache.{key}", default=False)
+    # Read by vLLM alone, to choose piecewise CUDA graphs; only LMCache's own key makes it work layer by layer.
+    if extra.truth("use_layerwise", default=False) != section["use_layerwise"]:
+        raise UserError(f"{extra.name}: expected use_layerwise and lmcache.use_layerwise to be the same")
+    disk, room = extra.take("lmcache.local_disk"), extra.gib("lmcache.max_local_disk_size")
+    if disk and room:
+        section["local_disk"] = {"max_local_disk_size": _bytes(room)}
+    if extra.take("lmcache.remote_url"):
+        section["remote"] = {}
+    extra.refuse("lmcache.local_cpu", "a cache without CPU memory is not simulated, expected true", unless=(True,))
+    extra.refuse("lmcache.cache_policy", "is not simulated, expected LRU", unless=("LRU",))
+    extra.refuse("skip_last_n_tokens", "is not simulated, expected 0", unless=(0,))
+    extra.ignore("use_native", "discard_partial_chunks", "lmcache.remote_serde")
+    extra.out.notes.append("LMCACHE_CONFIG_FILE and LMCACHE_* of the environment are not read")
+    extra.end()
+
+
+def _lmcache_mp(extra: Extra) -> None:
+    """LMCacheMPConnector: sizes are those of its server, which vLLM's config does not know."""
+    section = extra.out.connector
+    section["kind"] = "lmcache_mp"
+    interval = extra.take("lmcache.mp.heartbeat_interval")
+    if interval is not None:
+        section["heartbeat_interval"] = f"{extra.number('lmcache.mp.heartbeat_interval', interval):g}s"
+    extra.ignore("lmcache.mp.host", "lmcache.mp.port", "lmcache.mp.mq_timeout")
+    extra.out.notes.append("vLLM's config does not say how large LMCache's server is: connector.l1_size holds")
+    extra.end()
+
+
 def translations() -> dict[str, Callable[[Extra], None]]:
     """By vLLM's name, those that can be simulated."""
     known: dict[str, tuple[str, Callable[[Extra], None]]] = {
         "OffloadingConnector": ("offloading", _offloading),
         "SimpleCPUOffloadConnector": ("simple_cpu", _simple_cpu),
+        "LMCacheConnectorV1": ("lmcache", _lmcache),
+        "LMCacheMPConnector": ("lmcache_mp", _lmcache_mp),
+        "ExampleConnector": ("example", _example),
     }
     return {name: function for name, (kind, function) in known.items() if kind in CONNECTORS.names()}
 

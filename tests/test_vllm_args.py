@@ -68,6 +68,14 @@ REAL = {
         ),
         {"block_size_factor": 4, "tiers": [{"kind": "fs"}]},
     ),
+    "LMCache#1889": (
+        '{"kv_connector":"LMCacheConnectorV1", "kv_role":"kv_both"}',
+        {"kind": "lmcache", "save_decode_cache": False, "use_layerwise": False},
+    ),
+    "--kv-offloading-backend lmcache": (
+        "--kv-offloading-size 32 --kv-offloading-backend lmcache",
+        {"kind": "lmcache_mp"},  # the size is lost, as in vLLM
+    ),
     "vllm#54914": (
         transfer("OffloadingConnector", cpu_bytes_to_use=549755813888, blocks_per_chunk=4),
         {"kind": "offloading", "cpu_bytes_to_use": "549755813888B", "block_size_factor": 4},
@@ -111,6 +119,30 @@ def test_secondary_tiers() -> None:
     assert found.notes[1].endswith("is behind tier 1 (obj): connector.tiers.1.storage s3 is assumed")
     assert found.notes[2].endswith("root_dir of tier 0, store_config of tier 1, custom_param of tier 2")
     assert "tiers" not in translated(offloading(secondary_tiers=tiers))  # vLLM reads them with the tiering spec only
+
+
+def test_lmcache() -> None:
+    """LMCache's own keys stand behind ``lmcache.``; its sizes are GiB, its interval seconds."""
+    extra = {
+        "use_native": True, "lmcache.chunk_size": 512, "lmcache.max_local_cpu_size": 2.5,
+        "lmcache.local_disk": "file:///kv", "lmcache.max_local_disk_size": 100, "lmcache.remote_url": "redis://h:1",
+        "lmcache.save_decode_cache": True,
+    }  # fmt: skip
+    assert translated(transfer("LMCacheConnectorV1", **extra)) == {
+        "kind": "lmcache", "chunk_size": 512, "max_local_cpu_size": f"{5 * GIB // 2}B", "save_decode_cache": True,
+        "use_layerwise": False, "local_disk": {"max_local_disk_size": f"{100 * GIB}B"}, "remote": {},
+    }  # fmt: skip
+    server = transfer("LMCacheMPConnector", **{"lmcache.mp.port": 5555, "lmcache.mp.heartbeat_interval": 2.5})
+    assert translated(server) == {"kind": "lmcache_mp", "heartbeat_interval": "2.5s"}
+    assert translated(transfer("ExampleConnector", shared_storage_path="/tmp")) == {"kind": "example"}  # noqa: S108
+
+
+@pytest.mark.parametrize("name", ["LMCacheConnectorV1", "LMCacheMPConnector", "ExampleConnector"])
+def test_every_connector_makes_a_config(tmp_path: Path, name: str) -> None:
+    """What is left out has defaults, and what is assumed is told."""
+    config = load(tmp_path, f"'{transfer(name)}'")
+    assert config.connector.kind in ("lmcache", "lmcache_mp", "example")
+    assert config.notes
 
 
 def test_what_changes_nothing_is_noted() -> None:
@@ -192,6 +224,18 @@ WRONG: dict[str, tuple[object, str]] = {
         "unknown key kv_connector_extra_config.secondary_tiers.0.read_threads, expected type, n_read_threads,",
     ),
     "sync loads": (offloading(sync_load_budget_bytes=5), "sync_load_budget_bytes: 5: synchronous loads are not"),
+    "half layerwise": (
+        transfer("LMCacheConnectorV1", use_layerwise=True),
+        "expected use_layerwise and lmcache.use_layerwise to be the same",
+    ),
+    "LMCache size": (
+        transfer("LMCacheConnectorV1", **{"lmcache.max_local_cpu_size": "5GB"}),
+        "kv_connector_extra_config.lmcache.max_local_cpu_size: expected a number, found '5GB'",
+    ),
+    "LMCache key": (
+        transfer("LMCacheConnectorV1", **{"lmcache.chunksize": 1}),
+        "unknown key kv_connector_extra_config.lmcache.chunksize, expected lmcache.chunk_size,",
+    ),
     "disk": (transfer("SimpleCPUOffloadConnector", kv_offload_backend="disk"), "kv_offload_backend: 'disk': is not"),
     "failure policy": (
         {**json.loads(offloading()), "kv_load_failure_policy": "ignore"},

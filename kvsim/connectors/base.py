@@ -15,7 +15,8 @@ class with two roles (KVConnectorBase_V1) and a worker per rank; here one worker
     build_connector_meta(output)                                   once, last, also in a step without tokens
                                          handle_preemptions(meta)  what it returns is waited for; nothing is written yet
                                          start_load_kv(meta)
-      the forward pass, for as long as the step-time model says
+      the forward pass, for as long as the step-time model says; a worker with LayerHooks is called before it
+      (before_forward), around each layer (wait_for_layer_load, save_kv_layer) and behind it (wait_for_save)
                                          get_finished()
       update_from_output():
     request_finished(request, table)                               each request that ended, in scheduling order
@@ -32,7 +33,7 @@ class with two roles (KVConnectorBase_V1) and a worker per rank; here one worker
    - ``(0, False)``: nothing to load;
    - ``(n, True)``: n tokens behind the local hit are loaded while others compute (at most up to ``num_tokens``);
    - ``(n, False)``: they are there when the forward pass needs them (at most up to ``num_tokens - 1``: the last token
-     is always computed; a worker that needs time for it returns the load from `handle_preemptions`);
+     is always computed; a worker that needs time for it has `LayerHooks`);
    - ``(None, False)``: not known yet, ask again in the next step. Others may overtake it.
 
    The question commits nobody. It is asked again in every step in which the request finds no room; pin and plan in
@@ -62,9 +63,9 @@ class with two roles (KVConnectorBase_V1) and a worker per rank; here one worker
 write into blocks that it was given for a load, until it reports. To keep a block beyond that, reference it in the pool
 (`Site.pool`: touch, free_blocks) and name it in `gpu_holds`.
 
-**Time.** Nothing waits for you but what `handle_preemptions` returns. An engine in which nothing can be computed sleeps
-until something happens; the end of a copy of `Site.copier` wakes it, anything else must call `Site.wake`. While
-`has_pending_work`, steps go on without requests.
+**Time.** Nothing waits for you but for what `handle_preemptions` returns and what `LayerHooks` yield. An engine in
+which nothing can be computed sleeps until something happens; the end of a copy of `Site.copier` wakes it, anything else
+must call `Site.wake`. While `has_pending_work`, steps go on without requests.
 
 **To add one**: subclass `KVConnector`, with a constructor ``(site, config)`` if the class has a pydantic ``Config``, or
 ``(site, **options)``; return your worker from `make_worker` (`kvsim.connectors.copy_worker` has one that will often
