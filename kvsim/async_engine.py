@@ -13,7 +13,7 @@ from kvsim.async_scheduler import MAX_CONCURRENT_BATCHES
 from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
 from kvsim.connectors.compute_fence import ComputeStream
-from kvsim.engine import GIVE_UP_AFTER, Engine, EngineObserver, StepTime, batch_of
+from kvsim.engine import GIVE_UP_AFTER, Engine, EngineObserver, StepTime
 from kvsim.scheduler import Scheduler
 
 
@@ -48,13 +48,14 @@ class AsyncEngine(Engine):
         *,
         compute: ComputeStream | None = None,
         observer: EngineObserver | None = None,
+        encoder_token_ns: int = 0,
         empty_step: int | None = None,
         give_up_after: int | None = GIVE_UP_AFTER,
         check_every_step: bool = False,
     ) -> None:
         super().__init__(
-            env, scheduler, step_time, worker, observer=observer, empty_step=empty_step, give_up_after=give_up_after,
-            check_every_step=check_every_step,
+            env, scheduler, step_time, worker, observer=observer, encoder_token_ns=encoder_token_ns,
+            empty_step=empty_step, give_up_after=give_up_after, check_every_step=check_every_step,
         )  # fmt: skip
         self._compute = compute or ComputeStream()
         self._batches: deque[_Batch] = deque()
@@ -87,7 +88,7 @@ class AsyncEngine(Engine):
                 yield from self._wait_for(worker, flushed, gpu_busy_until=self._compute.free_at_ns)
         done_at = self.env.now
         if output.num_scheduled_tokens:
-            forward_ns = self._step_time.step_ns(*batch_of(output))
+            forward_ns = self._forward_ns(output)
             self._observer.on_forward(forward_ns)
             done_at = self._compute.launch(self.env.now, forward_ns)
         if worker is not None:  # behind the launch: what is submitted from here on follows this forward pass

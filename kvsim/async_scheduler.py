@@ -7,6 +7,7 @@ from typing import Any
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput
+from kvsim.gates.base import Gate
 from kvsim.limits import SchedulerLimits
 from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import Scheduler
@@ -24,9 +25,14 @@ class AsyncScheduler(Scheduler):
     """
 
     def __init__(
-        self, limits: SchedulerLimits, kv: KVCacheManager, connector: KVConnector | None = None, **options: Any
+        self,
+        limits: SchedulerLimits,
+        kv: KVCacheManager,
+        connector: KVConnector | None = None,
+        gates: Gate | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(limits, kv, connector, **options)
+        super().__init__(limits, kv, connector, gates, **options)
         # vLLM 0.33.0: defer_block_free, for connectors that load (all of ours do).
         self._defers_frees = connector is not None
         self._sched_seq = self._processed_seq = 0  # steps with tokens: decided, come back
@@ -69,6 +75,8 @@ class AsyncScheduler(Scheduler):
             stale = request.num_stale_output_tokens > 0
             if stale:
                 request.num_stale_output_tokens -= tokens
+            if request.gated:
+                self.gates.computed(request)
             if request in output.sampling and not request.is_finished:
                 is_running = request.status is RequestStatus.RUNNING
                 if self._take_token(request, output, stale=stale):

@@ -91,6 +91,7 @@ class Books(EngineObserver):
                 entry.first_scheduled_ns = now
                 self._awaiting_first[request] = None
         totals.preemptions += len(output.preempted)
+        totals.encoder_tokens += output.encoder_tokens
         totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, self._gpu_used_blocks())
         totals.cpu_used_blocks_peak = max(totals.cpu_used_blocks_peak, self._cpu_used_blocks())
 

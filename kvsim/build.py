@@ -24,6 +24,7 @@ from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
+from kvsim.gates.base import Gate
 from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.instance import Instance
 from kvsim.kv_events import GPU, KVEventLog, KVEventWriter
@@ -112,8 +113,9 @@ class Simulation:
         )
         site = self._site(kv)
         connector = self._connector(kv, site)
+        gates, compiler = plan.gates.build(self.clock, plan.release)
         compute = ComputeStream() if config.engine.async_scheduling else None
-        scheduler = self._scheduler(kv, connector)
+        scheduler = self._scheduler(kv, connector, gates)
         worker, link = self._worker(connector, site, compute)
         offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
         books = Books(self.clock, scheduler, self.record, offload, self._kv_events(kv, connector))
@@ -121,6 +123,8 @@ class Simulation:
         for each in self._links:
             each.on_finish = engine.notify
         self._lmcache_mp.alarm.on_ring = engine.notify
+        if compiler is not None:
+            compiler.on_ready = engine.notify
         site.wakes(engine.notify)
         self._note_sizes()
         tenants, sessions = config.trace.tenants, plan.trace.sessions
@@ -133,25 +137,40 @@ class Simulation:
     def _hold_up(self, duration_ns: int) -> None:
         self.engine.hold_up(duration_ns)
 
-    def _scheduler(self, kv: KVCacheManager, connector: KVConnector | None) -> Scheduler:
+    def _scheduler(self, kv: KVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
         plan, release = self.plan, self.plan.release
         is_async, drafts = plan.config.engine.async_scheduling, plan.speculation
         if drafts is not None:
             speculative = release.async_speculative_scheduler if is_async else release.speculative_scheduler
             assert speculative is not None, "the config refuses drafts of other releases"
-            return speculative(plan.limits, kv, connector, speculation=drafts)
+            return speculative(plan.limits, kv, connector, gates, speculation=drafts)
         kind: type[Scheduler] | None = release.async_scheduler if is_async else release.scheduler
         assert kind is not None, "the config refuses asynchronous scheduling of other releases"
-        return kind(plan.limits, kv, connector)
+        return kind(plan.limits, kv, connector, gates)
 
     def _engine(
         self, scheduler: Scheduler, worker: ConnectorWorker | None, books: Books, compute: ComputeStream | None
     ) -> Engine:
-        step_time, checks = self.plan.step_time, self.plan.config.debug
+        plan, checks = self.plan, self.plan.config.debug
         if compute is None:
-            return Engine(self.clock, scheduler, step_time, worker, observer=books, check_every_step=checks)
+            return Engine(
+                self.clock,
+                scheduler,
+                plan.step_time,
+                worker,
+                observer=books,
+                encoder_token_ns=plan.gates.encoder_token_ns,
+                check_every_step=checks,
+            )
         return AsyncEngine(
-            self.clock, scheduler, step_time, worker, compute=compute, observer=books, check_every_step=checks
+            self.clock,
+            scheduler,
+            plan.step_time,
+            worker,
+            compute=compute,
+            observer=books,
+            encoder_token_ns=plan.gates.encoder_token_ns,
+            check_every_step=checks,
         )
 
     def _site(self, kv: KVCacheManager) -> Site:

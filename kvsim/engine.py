@@ -69,6 +69,7 @@ class Engine:
     long as any other.
 
     Args:
+        encoder_token_ns: time of the encoder for each image or audio token; it comes before the forward pass.
         empty_step: duration of a step without tokens; None = wait for the next event.
         give_up_after: raise NoProgressError after so many steps in which nothing moved, and leave a restless connector
             alone after so many steps without a request; None = never.
@@ -83,6 +84,7 @@ class Engine:
         worker: ConnectorWorker | None = None,
         *,
         observer: EngineObserver | None = None,
+        encoder_token_ns: int = 0,
         empty_step: int | None = None,
         give_up_after: int | None = GIVE_UP_AFTER,
         check_every_step: bool = False,
@@ -90,7 +92,7 @@ class Engine:
         self.env, self.scheduler, self.worker = env, scheduler, worker
         perhaps: object = worker  # mypy holds that no worker can have both sets of methods
         self._hooks = perhaps if isinstance(perhaps, LayerHooks) else None
-        self._step_time = step_time
+        self._step_time, self._encoder_token_ns = step_time, encoder_token_ns
         self._observer = observer or EngineObserver()
         self._empty_step = empty_step
         self._check_every_step = check_every_step
@@ -185,7 +187,7 @@ class Engine:
             worker.start_load_kv(output.connector_meta)
         if output.num_scheduled_tokens:
             self._empty_steps = 0
-            forward_ns = self._step_time.step_ns(*batch_of(output))
+            forward_ns = self._forward_ns(output)
             self._observer.on_forward(forward_ns)
             if self._hooks is not None and self._hooks.has_layer_work():
                 started = self.env.now
@@ -196,6 +198,9 @@ class Engine:
         else:
             yield from self._empty(output)
         self._update(output, None if worker is None else worker.get_finished())
+
+    def _forward_ns(self, output: SchedulerOutput) -> int:
+        return self._step_time.step_ns(*batch_of(output)) + output.encoder_tokens * self._encoder_token_ns
 
     def _decide(self) -> Generator[simpy.Event, Any, SchedulerOutput]:
         """The scheduler's part of a step, which takes time only where it is held up."""

@@ -8,6 +8,7 @@ import simpy
 
 from kvsim.books import Books
 from kvsim.chain import BlockIds
+from kvsim.demands import AdapterContent
 from kvsim.engine import Engine
 from kvsim.request import ChainContent, Content, Request, Salted
 from kvsim.results.records import RequestRecord
@@ -63,7 +64,10 @@ class Instance:
             self._on_ended()
             return self.engine.env.event().succeed()
         size = self.scheduler.kv.block_size
-        content: Content = ChainContent(turn.chain, self._block_ids, size, turn.input_tokens + turn.output_tokens)
+        total = turn.input_tokens + turn.output_tokens
+        content: Content = ChainContent(turn.chain, self._block_ids, size, total)
+        if turn.demands.adapter:
+            content = AdapterContent(content, turn.demands.adapter)
         if self._tenants:
             salt = self._tenant_of[session.name]
             entry.tenant = self._tenants[salt]
@@ -76,6 +80,7 @@ class Instance:
             max_tokens=turn.output_tokens,
             arrival=now,
             hash_lookahead_tokens=self.scheduler.kv.hash_lookahead_tokens,
+            demands=turn.demands,
         )
         self._books.open(request, entry)
         ended = self.engine.submit(request)

@@ -26,7 +26,7 @@ class Refusal:
     The request needs (all its blocks - hits that somebody holds) <= free blocks. Without a free, a touch or a longer
     hit neither side can have improved. The connector must not have become able to defer the request either (which
     would let the scan go on): nothing is in flight, or nothing at all has changed. A connector whose lookups have
-    effects is always asked.
+    effects is always asked, and so is a request with encoder inputs: that has effects on the encoder cache.
     """
 
     def __init__(self, pool: BlockPool, connector: KVConnector | None, *, enabled: bool) -> None:
@@ -37,7 +37,7 @@ class Refusal:
     def remember(self, request: Request, num_hits: int) -> None:
         """The request did not fit, with so many blocks hit locally."""
         connector, pool = self._connector, self._pool
-        if self._enabled:
+        if self._enabled and not request.demands.encoder_inputs:
             hashes = request.block_hashes
             missing = hashes[num_hits] if num_hits < len(hashes) else -1
             epoch = 0 if connector is None else connector.epoch

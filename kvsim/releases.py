@@ -11,6 +11,8 @@ from kvsim.connectors.offloading import OffloadingConnector, OffloadingConnector
 from kvsim.connectors.offloading_worker import OffloadingWorker, OffloadingWorker023
 from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffloadConnector023
 from kvsim.connectors.simple_cpu_worker import SimpleCPUOffloadWorker
+from kvsim.gates.encoder import EncoderGate, EncoderGate023
+from kvsim.gates.encoder_cache import EncoderCache, EncoderCache023
 from kvsim.offload.manager import OffloadingManager, OffloadingManager023
 from kvsim.offload.policies.arc import ArcPolicy, ArcPolicy023
 from kvsim.offload.policies.base import EvictionPolicy
@@ -43,6 +45,8 @@ class Release:
     limits_batch_descriptors: bool  # VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS (simple_kv_offload/cuda_mem_ops.py)
     simple_cpu_connector: type[SimpleCPUOffloadConnector]
     simple_cpu_worker: type[SimpleCPUOffloadWorker]
+    encoder_cache: type[EncoderCache]
+    encoder_gate: type[EncoderGate]
 
 
 RELEASES = {
@@ -65,6 +69,8 @@ RELEASES = {
         limits_batch_descriptors=True,
         simple_cpu_connector=SimpleCPUOffloadConnector,
         simple_cpu_worker=SimpleCPUOffloadWorker,
+        encoder_cache=EncoderCache,
+        encoder_gate=EncoderGate,
     ),
     "0.23.0": Release(
         block_pool=BlockPool023,
@@ -85,5 +91,7 @@ RELEASES = {
         limits_batch_descriptors=False,
         simple_cpu_connector=SimpleCPUOffloadConnector023,
         simple_cpu_worker=SimpleCPUOffloadWorker,
+        encoder_cache=EncoderCache023,
+        encoder_gate=EncoderGate023,
     ),
 }

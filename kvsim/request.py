@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+from kvsim.demands import PLAIN, Demands
+
 if TYPE_CHECKING:
     from kvsim.chain import BlockIds, Chain
 
@@ -13,11 +15,12 @@ class RequestStatus(IntEnum):
     """vLLM's states, as far as the scheduler tells them apart."""
 
     WAITING = 0
-    WAITING_FOR_REMOTE_KVS = 1  # parked: blocks allocated, KV on its way
-    RUNNING = 2
-    PREEMPTED = 3
-    FINISHED = 4
-    ABORTED = 5  # finished too, but by its client
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 1
+    WAITING_FOR_REMOTE_KVS = 2  # parked: blocks allocated, KV on its way
+    RUNNING = 3
+    PREEMPTED = 4
+    FINISHED = 5
+    ABORTED = 6  # finished too, but by its client
 
 
 class Content(Protocol):
@@ -71,7 +74,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "block_hashes", "block_size", "content", "hash_lookahead_tokens", "last_sched_seq", "max_tokens",
+        "arrival", "block_hashes", "block_size", "content", "demands", "gated", "hash_lookahead_tokens",
+        "last_sched_seq", "max_tokens",
         "num_computed_tokens", "num_draft_tokens", "num_in_flight_tokens", "num_output_placeholders",
         "num_preemptions", "num_prompt_tokens", "num_stale_output_tokens", "num_tokens", "priority", "request_id",
         "status",
@@ -88,8 +92,10 @@ class Request:
         arrival: int,
         priority: int = 0,
         hash_lookahead_tokens: int = 0,
+        demands: Demands = PLAIN,
     ) -> None:
         self.request_id, self.content, self.block_size = request_id, content, block_size
+        self.demands, self.gated = demands, demands != PLAIN  # gated: the scheduler's gates have to be asked
         self.num_prompt_tokens, self.max_tokens = num_prompt_tokens, max_tokens
         self.priority, self.arrival = priority, arrival
         self.num_tokens = num_prompt_tokens

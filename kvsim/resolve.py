@@ -19,6 +19,8 @@ from kvsim.config import (
 )
 from kvsim.copy_plan import ASSUMED, CopyPlan, plan_copies
 from kvsim.errors import ConfigError, UserError
+from kvsim.gate_plan import GatePlan, plan_gates
+from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
 from kvsim.profile import LinkProfile, default_link, load_link
@@ -26,7 +28,7 @@ from kvsim.registry import STEP_TIMES
 from kvsim.releases import RELEASES, Release
 from kvsim.speculation import Speculation
 from kvsim.steptime.base import Deployment, StepTimeModel
-from kvsim.steptime.capacity import default_limits, estimate_num_gpu_blocks, kv_layout
+from kvsim.steptime.capacity import estimate_num_gpu_blocks, kv_layout
 from kvsim.steptime.custom import CustomStep
 from kvsim.steptime.drafting import WithDrafting
 from kvsim.steptime.fixed import FixedStep
@@ -85,6 +87,7 @@ class Plan:
     sizes: KVSizes
     copies: CopyPlan
     speculation: Speculation | None
+    gates: GatePlan
     notes: tuple[str, ...]
     cautions: tuple[str, ...]
 
@@ -133,8 +136,9 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     config = _with_block_size_factor(config, model)
     storages = storages_of(config.connector)
     check_async_scheduling(config)
-    limits = _limits(config, model, gpu)
+    limits = limits_of(config, model, gpu)
     check_tenants(config)
+    trace, gates = plan_gates(config, limits, trace)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
     groups = kv_layout(model, tp, sizes.block_tokens).groups
@@ -153,6 +157,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         sizes=sizes,
         speculation=speculation(config),
         copies=copies,
+        gates=gates,
         notes=(
             *config.notes,
             *trace.notes,
@@ -163,6 +168,8 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *notes_of(config, link),
             *capacity_notes,
+            *gates.notes,
+            *(ASSUMED + line for line in gates.assumptions),
         ),
         cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions, *cautions_of(config, tp)),
     )
@@ -175,34 +182,6 @@ def _at(key: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
-
-
-def _limits(config: RunConfig, model: ModelSpec, gpu: GpuSpec) -> SchedulerLimits:
-    """VLLM 0.33.0 engine/arg_utils.py: defaults by GPU; a defaulted budget covers an unchunked prompt, no more."""
-    engine = config.engine
-    default_tokens, default_seqs = default_limits(gpu.memory_bytes, gpu.name, engine.vllm_version)
-    max_model_len = engine.max_model_len or model.max_position
-    budget = engine.max_num_batched_tokens
-    if budget is None:
-        budget = default_tokens if engine.enable_chunked_prefill else max(default_tokens, max_model_len)
-        budget = min(budget, (engine.max_num_seqs or default_seqs) * max_model_len)
-    elif budget < max_model_len and not engine.enable_chunked_prefill:
-        raise UserError(
-            f"engine.max_num_batched_tokens: {budget}: without chunked prefill expected at least"
-            f" max_model_len ({max_model_len})"
-        )
-    max_num_seqs = engine.max_num_seqs or min(default_seqs, budget)
-    if budget < max_num_seqs:
-        raise UserError(f"engine.max_num_batched_tokens: {budget}: expected at least max_num_seqs ({max_num_seqs})")
-    return SchedulerLimits(
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        scheduling_policy=engine.scheduling_policy,
-        enable_chunked_prefill=engine.enable_chunked_prefill,
-        long_prefill_token_threshold=engine.long_prefill_token_threshold,
-        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
-    )
 
 
 def _block_tokens(config: RunConfig, model: ModelSpec) -> int:

@@ -2,96 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from kvsim.cache.kv_cache_manager import KVCacheManager
-from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.limits import SchedulerLimits
-from kvsim.refusal import Refusal
+from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.request import Request, RequestStatus
-from kvsim.waiting import RequestQueue, WaitingQueues
+from kvsim.scheduler_state import SchedulerState
+from kvsim.waiting import RequestQueue
 
-LookupLog = Callable[[Request, int, "int | None", "bool | None"], None]
 
-
-class Scheduler:
+class Scheduler(SchedulerState):
     """Running requests first, in order; then, if nobody was preempted, waiting ones while budget and blocks last.
 
     Rules: vLLM 0.33.0 v1/core/sched/scheduler.py, one KV cache group; no step is in flight (but see AsyncScheduler).
-
-    Args:
-        limits: token budget and the like.
-        kv: block tables over a pool.
-        connector: scheduler side of a KV connector, if any.
-        on_lookup: told of every prefix lookup (request, local tokens, external tokens or None, asynchronous).
-        skip_hopeless: don't ask again for a request at the head of the queue while nothing has changed that could
-            make it fit. Changes no decision; off, every lookup happens (recordings count them).
     """
 
-    queues: type[WaitingQueues] = WaitingQueues
     lone_prefill_uncapped = True  # long_prefill_token_threshold does not apply to a request that is alone
     draft_slots = num_spec_slots = 0  # speculative decoding: of the budget per request; of KV behind its own tokens
     self_preemption_ends_pass = False  # PRIORITY: a request that preempted itself ends the running pass
-
-    def __init__(
-        self,
-        limits: SchedulerLimits,
-        kv: KVCacheManager,
-        connector: KVConnector | None = None,
-        *,
-        on_lookup: LookupLog | None = None,
-        skip_hopeless: bool = True,
-    ) -> None:
-        self.limits, self.kv, self.connector = limits, kv, connector
-        self.waiting = self.queues(limits.scheduling_policy)
-        self.running: list[Request] = []
-        self.requests: dict[Request, None] = {}  # all that have arrived and not ended
-        self._held: dict[Request, int] = {}  # ended, but so many reports of the worker are due before it is freed
-        self.received: set[Request] = set()  # loads that are complete; never iterated
-        self.num_preemptions = 0
-        self._by_priority = limits.scheduling_policy == "priority"
-        self._finished: list[Request] = []  # since the last schedule(), in finish order
-        # vLLM iterates a set of ids here, so its order depends on PYTHONHASHSEED; ours is finish order.
-        self.order_finished: Callable[[list[Request]], list[Request]] = list
-        self._inflight_prefills: dict[Request, None] = {}
-        self._threshold = 0
-        self._on_lookup = on_lookup
-        # A memory that changes no decision; without it, or when somebody counts lookups, every lookup happens.
-        self._refusal = Refusal(kv.pool, connector, enabled=skip_hopeless and on_lookup is None)
-
-    # -- requests in
-    def add_request(self, request: Request) -> None:
-        """A request arrives."""
-        self.waiting.waiting.add(request)
-        self.requests[request] = None
-        if self.connector is not None:
-            self.connector.on_new_request(request)
-
-    def abort_request(self, request: Request) -> None:
-        """Its client has gone. Between steps; nothing happens if the request is over already.
-
-        Blocks that a load is still writing to are freed when it reports (vLLM 0.33.0 finish_requests).
-        """
-        if request not in self.requests:
-            return
-        keep_blocks = False
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
-            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
-                keep_blocks = request not in self.received
-                self.received.discard(request)
-        self._end(request, RequestStatus.ABORTED, keep_blocks=keep_blocks)
-
-    def has_requests(self) -> bool:
-        """Whether another step is due: requests, ends that nobody has been told of, or copies to wait for."""
-        return bool(
-            self.requests
-            or self._finished
-            or self._held
-            or (self.connector is not None and self.connector.has_pending_work())
-        )
+    counts_idle_adapters = True  # adapters of running requests without tokens in this step count for max_loras
+    closed_gate_ends_scan = False  # a waiting request whose tokens a gate limits to none ends the scan
 
     # -- one step
     def schedule(self) -> SchedulerOutput:
@@ -99,6 +26,7 @@ class Scheduler:
         output, limits = SchedulerOutput(), self.limits
         lone = self.lone_prefill_uncapped and len(self.running) + len(self.waiting) <= 1
         self._threshold = 0 if lone else limits.long_prefill_token_threshold
+        self.gates.begin_step(output)
         budget = self._schedule_running(output, limits.max_num_batched_tokens - self.draft_slots)
         if not output.preempted:
             self._schedule_waiting(output, budget)
@@ -124,6 +52,8 @@ class Scheduler:
         while i < len(running) and budget > 0:
             request = running[i]
             tokens = self._num_new_tokens(request, budget)
+            if request.gated:
+                tokens = self.gates.limit(request, request.num_computed_tokens, tokens)
             if tokens == 0:
                 i += 1
                 continue
@@ -137,6 +67,7 @@ class Scheduler:
                     if (freed := scheduled.pop(victim, 0)) > 0:
                         budget += freed + self.draft_slots
                     output.new_blocks.pop(victim, None)
+                    self.gates.unscheduled(victim)
                 self._preempt(victim)
                 output.preempted.append(victim)
                 if victim is request:
@@ -149,6 +80,8 @@ class Scheduler:
             if blocks:
                 output.new_blocks[request] = blocks
             scheduled[request] = tokens
+            if request.gated:
+                self.gates.scheduled(request)
             budget -= tokens + self.draft_slots
             i += 1
         return budget
@@ -171,6 +104,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._free_blocks(request)
+        self.gates.released(request)
         self._inflight_prefills.pop(request, None)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
@@ -180,13 +114,15 @@ class Scheduler:
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         self.waiting.begin_scan()
+        self.gates.begin_scan(self.running if self.counts_idle_adapters else output.num_scheduled_tokens)
         while budget > 0 and len(self.running) < self.limits.max_num_seqs:
             queue = self.waiting.select()
             if queue is None:
                 break
             request = queue.head()
             is_loading = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and not self._try_promote(request)
-            if is_loading or request.num_stale_output_tokens:  # or its last tokens are still on their way
+            is_late = is_loading or request.num_stale_output_tokens  # or its last tokens are still on their way
+            if is_late or (request.gated and self.gates.blocks(request)):
                 self.waiting.skip(queue)
                 continue
             if self._refusal.still_holds(request):
@@ -210,32 +146,25 @@ class Scheduler:
         looked_up = computed == 0 and request not in self.kv.tables
         if looked_up:
             hits = self.kv.get_computed_blocks(request)
-            local = len(hits) * self.kv.block_size
-            answer: tuple[int | None, bool | None] = (None, None)
-            if self.connector is not None:
-                answer = self.connector.get_num_new_matched_tokens(request, local)
-            if self._on_lookup is not None:
-                self._on_lookup(request, local, *answer)
-            if self.connector is not None:
-                if answer[0] is None:
-                    self.waiting.skip(queue)
-                    return 0
-                external, is_async = answer[0], bool(answer[1])
-            computed = local + external
+            answer = self._look_outside(request, len(hits) * self.kv.block_size)
+            if answer is None:
+                self.waiting.skip(queue)
+                return 0
+            external, is_async = answer
+            computed = len(hits) * self.kv.block_size + external
         tokens = 0
         if not is_async:
             admitted = self._num_admitted_tokens(request, computed, output, budget)
             if admitted is None:
                 return None
-            tokens = admitted
-        if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
-            self._refusal.remember(request, len(hits))
-            return None
-        reserved = self._num_reserved_blocks() if is_async else 0
-        blocks = self.kv.allocate_slots(
-            request, tokens, hits, external, delay_cache_blocks=is_async, reserved_blocks=reserved
-        )
-        if blocks is None:
+            tokens = self.gates.limit(request, computed, admitted) if request.gated else admitted
+            if not tokens:
+                if self.closed_gate_ends_scan:
+                    return None
+                self.waiting.skip(queue)
+                return 0
+        if not self._allocate(request, tokens, hits, external, is_async):
+            self.gates.released(request)
             return None
         table = self.kv.tables[request]
         if looked_up:
@@ -253,10 +182,33 @@ class Scheduler:
         (output.resumed if request.status is RequestStatus.PREEMPTED else output.new).append(request)
         output.tables[request] = table
         output.num_scheduled_tokens[request] = tokens
+        if request.gated:
+            self.gates.scheduled(request)
         request.status = RequestStatus.RUNNING
         if computed + tokens < request.num_tokens:
             self._inflight_prefills[request] = None
         return tokens
+
+    def _look_outside(self, request: Request, local: int) -> tuple[int, bool] | None:
+        """(tokens that the connector adds to so many local ones, asynchronously?); None = ask again next step."""
+        answer: tuple[int | None, bool | None] = (None, None)
+        if self.connector is not None:
+            answer = self.connector.get_num_new_matched_tokens(request, local)
+        if self._on_lookup is not None:
+            self._on_lookup(request, local, *answer)
+        if self.connector is None:
+            return 0, False
+        return None if answer[0] is None else (answer[0], bool(answer[1]))
+
+    def _allocate(self, request: Request, tokens: int, hits: list[int], external: int, is_async: bool) -> bool:
+        if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
+            self._refusal.remember(request, len(hits))
+            return False
+        reserved = self._num_reserved_blocks() if is_async else 0
+        blocks = self.kv.allocate_slots(
+            request, tokens, hits, external, delay_cache_blocks=is_async, reserved_blocks=reserved
+        )
+        return blocks is not None
 
     def _num_admitted_tokens(self, request: Request, computed: int, output: SchedulerOutput, budget: int) -> int | None:
         """Tokens that a waiting request computes if it is admitted; None = it needs a step with more room."""
@@ -289,11 +241,11 @@ class Scheduler:
             self.connector.update_connector_output(worker_output)
             for request in worker_output.received:
                 if request.is_finished:  # aborted meanwhile
-                    self._release(request)
+                    self._held.reported(request)
                 else:
                     self.received.add(request)
             for request in worker_output.sent:
-                self._release(request)
+                self._held.reported(request)
         return ended
 
     def _take_outputs(self, output: SchedulerOutput) -> list[Request]:
@@ -301,6 +253,8 @@ class Scheduler:
         ended: list[Request] = []
         longest = self.limits.max_model_len
         for request in output.num_scheduled_tokens:
+            if request.gated:
+                self.gates.computed(request)
             if request.num_computed_tokens < request.num_tokens:
                 continue  # still prefilling: nothing was sampled
             request.append_output_token()
@@ -308,43 +262,3 @@ class Scheduler:
                 ended.append(request)
                 self._end(request, RequestStatus.FINISHED)
         return ended
-
-    def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
-        request.status = status
-        self._inflight_prefills.pop(request, None)
-        reports = int(keep_blocks)
-        if self.connector is not None:
-            reports += bool(self.connector.request_finished(request, self.kv.tables.get(request, [])))
-        self._finished.append(request)
-        del self.requests[request]
-        if reports:
-            self._held[request] = reports
-        else:
-            self._free_blocks(request)
-
-    def _release(self, request: Request) -> None:
-        """A report has come that an ended request's blocks waited for (vLLM 0.33.0: finished_sending, _free_blocks)."""
-        reports = self._held.pop(request) - 1
-        if reports:
-            self._held[request] = reports
-        else:
-            self._free_blocks(request)
-
-    def _free_blocks(self, request: Request) -> None:
-        self.kv.free(request)
-
-    def _held_blocks(self) -> list[list[int]]:
-        """Blocks that are neither free nor in a request's table."""
-        return [] if self.connector is None else self.connector.gpu_holds()
-
-    def check(self, *, at_end: bool = False) -> None:
-        """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
-        self.kv.pool.check([*self.kv.tables.values(), *self._held_blocks()])
-        waiting = list(self.waiting)
-        assert len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two"
-        if self.connector is not None:
-            self.connector.check(at_end=at_end)
-        if at_end:
-            assert not self.requests, "requests are left"
-            assert not self._held, "blocks of ended requests are still held"
-            assert not self.kv.tables, "block tables are left"

@@ -12,3 +12,5 @@ class Scheduler023(Scheduler):
     queues = WaitingQueues023
     lone_prefill_uncapped = False
     self_preemption_ends_pass = True
+    counts_idle_adapters = False
+    closed_gate_ends_scan = True

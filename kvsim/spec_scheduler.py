@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput
+from kvsim.gates.base import Gate
 from kvsim.limits import SchedulerLimits
 from kvsim.request import Request, RequestStatus
-from kvsim.scheduler import LookupLog, Scheduler
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_state import LookupLog
 from kvsim.speculation import Speculation
 
 
@@ -22,12 +24,13 @@ class SpeculativeScheduler(Scheduler):
         limits: SchedulerLimits,
         kv: KVCacheManager,
         connector: KVConnector | None = None,
+        gates: Gate | None = None,
         *,
         speculation: Speculation,
         on_lookup: LookupLog | None = None,
         skip_hopeless: bool = True,
     ) -> None:
-        super().__init__(limits, kv, connector, on_lookup=on_lookup, skip_hopeless=skip_hopeless)
+        super().__init__(limits, kv, connector, gates, on_lookup=on_lookup, skip_hopeless=skip_hopeless)
         self._speculation = speculation
         self.draft_slots = speculation.draft_slots
         self.num_spec_slots = speculation.num_speculative_tokens + speculation.num_lookahead_tokens
@@ -73,6 +76,8 @@ class SpeculativeScheduler(Scheduler):
     def _take_outputs(self, output: SchedulerOutput) -> list[Request]:
         ended: list[Request] = []
         for request in output.num_scheduled_tokens:
+            if request.gated:
+                self.gates.computed(request)
             if request.num_computed_tokens < request.num_tokens:
                 continue  # still prefilling: nothing was sampled, and drafts are dropped
             if self._take_tokens(request, output):

@@ -129,6 +129,10 @@ class WaitingQueues:
         yield from self.second
         yield from self.waiting
 
+    def add(self, request: Request) -> None:
+        """A newcomer, or one that has to wait again."""
+        self.waiting.add(request)
+
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it waits (not during a scan)."""
         self.waiting.discard(request)
@@ -157,7 +161,13 @@ class WaitingQueues:
 
 
 class WaitingQueues023(WaitingQueues):
-    """0.23.0: ``second`` holds whatever was skipped; under PRIORITY the smaller of the two heads is next."""
+    """0.23.0: ``second`` holds whatever was skipped; under PRIORITY the smaller of the two heads is next.
+
+    A request that arrives in a status to wait in is skipped from the start.
+    """
+
+    def add(self, request: Request) -> None:
+        (self.waiting if request.status is RequestStatus.WAITING else self.second).add(request)
 
     def select(self) -> RequestQueue | None:
         if self.by_priority and len(self.waiting) and len(self.second):

@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.cache.block_pool import BlockPool, BlockPool023
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.gates.base import Gate
 from kvsim.limits import SchedulerLimits
 from kvsim.offload.context import SEEN, RequestContext
 from kvsim.offload.policies.base import EvictionPolicy
@@ -170,6 +171,7 @@ def make_scheduler(
     *,
     num_blocks: int = 101,
     connector: KVConnector | None = None,
+    gates: Gate | None = None,
     max_num_batched_tokens: int = 64,
     max_num_seqs: int = 8,
     max_model_len: int = 1000,
@@ -179,7 +181,7 @@ def make_scheduler(
     """A scheduler over ``num_blocks`` blocks of 4 tokens (block 0 is the null block)."""
     pool = (BlockPool023 if issubclass(release, Scheduler023) else BlockPool)(num_blocks)
     kv = KVCacheManager(pool, block_size=BLOCK, max_model_len=max_model_len, enable_caching=enable_caching)
-    return release(SchedulerLimits(max_num_batched_tokens, max_num_seqs, max_model_len, **limits), kv, connector)
+    return release(SchedulerLimits(max_num_batched_tokens, max_num_seqs, max_model_len, **limits), kv, connector, gates)
 
 
 def step(

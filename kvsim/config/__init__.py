@@ -22,6 +22,7 @@ from kvsim.config.engine import (
     RooflineStepTime,
     StepTime,
 )
+from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
@@ -39,6 +40,7 @@ __all__ = [
     "FixedStepTime",
     "FsTierConfig",
     "HardwareConfig",
+    "ImagesConfig",
     "InstantTransfer",
     "LMCacheConnectorConfig",
     "LMCacheDisk",
@@ -55,6 +57,7 @@ __all__ = [
     "RunConfig",
     "SimpleCPUConnectorConfig",
     "StepTime",
+    "StructuredOutputConfig",
     "TraceConfig",
     "Transfer",
     "dump_config",

@@ -9,6 +9,7 @@ from pydantic import Field, Tag, model_validator
 from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, CustomStepTime
 from kvsim.config.fields import Count, Text
+from kvsim.config.gates import StructuredOutputConfig
 from kvsim.config.speculative import SpeculativeConfig
 from kvsim.units import Duration, Rate, Size
 
@@ -85,6 +86,22 @@ class EngineConfig(Component):
     enable_prefix_caching: bool = Field(True, description="vLLM's --enable-prefix-caching")
     scheduler_reserve_full_isl: bool = Field(
         True, description="vLLM's --scheduler-reserve-full-isl: admit a prompt only if all of it fits"
+    )
+    max_loras: Count = Field(1, description="vLLM's --max-loras: LoRA adapters in one batch, where sessions have some")
+    structured_output: StructuredOutputConfig = Field(
+        default_factory=StructuredOutputConfig, description="requests whose output follows a grammar"
+    )
+    max_num_encoder_input_tokens: Count | None = Field(
+        None, description="image and audio tokens that the encoder computes in a step; null = max_num_batched_tokens"
+    )
+    encoder_cache_size: Count | None = Field(
+        None, description="image and audio tokens that the encoder cache holds; null = max_num_batched_tokens"
+    )
+    disable_chunked_mm_input: bool = Field(
+        False, description="vLLM's --disable-chunked-mm-input: a chunk of a prompt holds an image whole or not at all"
+    )
+    encoder_time_per_token: Duration = Field(
+        0, description="time of the encoder for each image or audio token, before the step's forward pass"
     )
 
     @model_validator(mode="after")

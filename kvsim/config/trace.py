@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kvsim.checked import Component, Misfit
 from kvsim.config.fields import SECOND_NS, Count, Paths, Text, YesNo
+from kvsim.config.gates import ImagesConfig
 from kvsim.units import Duration
 
 
@@ -39,6 +40,10 @@ class TraceConfig(Component):
     spread_arrivals: bool = Field(
         False, description="spread requests that share an arrival time evenly up to the next arrival time"
     )
+    loras: Count | None = Field(
+        None, description="LoRA adapters that the sessions take turns with; null = those that the trace names"
+    )
+    images: ImagesConfig | None = Field(None, description="images in some prompts; null = those of the trace")
 
     @model_validator(mode="after")
     def _fits(self) -> TraceConfig:

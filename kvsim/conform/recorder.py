@@ -14,6 +14,7 @@ from kvsim.connectors.example import ExampleMeta
 from kvsim.connectors.offloading import OffloadingMeta
 from kvsim.connectors.simple_cpu import SimpleCPUMeta
 from kvsim.engine import EngineObserver
+from kvsim.gates.encoder import EncoderGate
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler
 
@@ -49,6 +50,7 @@ class Recorder(EngineObserver):
     records: list[Record] = field(default_factory=list)
     log: dict[str, list[Any]] = field(default_factory=_empty_logs)  # of the step being executed
     scheduler: Scheduler | None = None
+    encoder: EncoderGate | None = None
     last_progress: int = 0  # the clock after the last step that computed or ended something
     after_step: Callable[[], None] = lambda: None
     _open: Record = field(default_factory=dict)  # of the step being executed
@@ -95,6 +97,9 @@ class Recorder(EngineObserver):
         if output.connector_meta is not None:
             record["cpu"] = list(self.log["cpu"])
             record["meta"] = describe(output.connector_meta)
+        if self.encoder is not None:
+            record["encoder"] = {r.request_id: list(inputs) for r, inputs in self.encoder.in_step.items()}
+            record["encoder_freed"] = self.encoder.cache.take_evicted()
         return record
 
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:

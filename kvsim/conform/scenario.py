@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kvsim.async_engine import AsyncEngine
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
+from kvsim.conform.gates import build_gates, demands_of
 from kvsim.conform.recorder import AsyncRecorder, Labels, Record, Recorder
 from kvsim.conform.step_clock import (
     OneTick,
@@ -41,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": True, "store_threshold": 0, "tier": None, "tier_load_delay": 3,
     "tier_store_delay": 2, "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
+    "max_loras": None, "encoder_budget": None, "encoder_cache": None, "disable_chunked_mm_input": False,
 }  # fmt: skip
 T = TypeVar("T")
 MAX_STEPS = 30_000  # unless a scenario says otherwise, it is cut off after so many steps
@@ -73,6 +75,7 @@ class SessionContent:
     system_tokens: int
     block_size: int
     lookahead_tokens: int = 0
+    adapter: int = 0
 
     def block_hashes(self, first: int, last: int) -> list[int]:
         """See `kvsim.request.Content`."""
@@ -80,7 +83,8 @@ class SessionContent:
 
     def _name(self, block: int) -> str:
         is_common = (block + 1) * self.block_size + self.lookahead_tokens <= self.system_tokens
-        return f"{'sys' if is_common else self.owner}:{block}"
+        owner = "sys" if is_common else self.owner
+        return f"{self.adapter}/{owner}:{block}" if self.adapter else f"{owner}:{block}"
 
 
 class Conformance:
@@ -147,7 +151,8 @@ class Conformance:
             both, alone = release.async_speculative_scheduler, release.speculative_scheduler
             speculative = self._simulated(both if o["async_scheduling"] else alone, "spec_method")
             kind = partial(speculative, speculation=self._speculation)
-        recorder.scheduler = kind(limits, kv, connector, on_lookup=recorder.on_lookup)
+        gates, recorder.encoder = build_gates(o, release, self.env)
+        recorder.scheduler = kind(limits, kv, connector, gates, on_lookup=recorder.on_lookup)
         return engine(
             self.env,
             recorder.scheduler,
@@ -273,10 +278,12 @@ class Conformance:
         self._tokens[session] = prompt + out
         owner = spec.get("same_as") or spec["name"]
         ahead = self.engine.scheduler.kv.hash_lookahead_tokens
-        content = SessionContent(self.recorder.labels, owner, self.scenario["system_tokens"], size, ahead)
+        system, request_id = self.scenario["system_tokens"], f"{spec['name']}t{number}"
+        content = SessionContent(self.recorder.labels, owner, system, size, ahead, spec.get("lora", 0))
         return Request(
-            f"{spec['name']}t{number}", content, block_size=size, num_prompt_tokens=prompt, max_tokens=out,
+            request_id, content, block_size=size, num_prompt_tokens=prompt, max_tokens=out,
             priority=spec.get("priority", 0), arrival=self.env.now, hash_lookahead_tokens=ahead,
+            demands=demands_of(spec, number, request_id, system),
         )  # fmt: skip
 
     def _turn_ended(self, session: int, request: Request, _event: object) -> None:

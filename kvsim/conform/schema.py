@@ -15,12 +15,18 @@ Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Steps = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _as_flag(value: object) -> object:
     return bool(value) if value in (0, 1) else value
 
 
 Flag = Annotated[bool, BeforeValidator(_as_flag)]
 """true and false, or 1 and 0."""
+Image = Annotated[tuple[Steps, Steps, Count, str], BeforeValidator(_as_tuple)]
+"""[turn, first of its own tokens, tokens, name]."""
 
 
 class _Options(Component):
@@ -48,6 +54,10 @@ class EngineOptions(_Options):
     accepted: Annotated[list[Annotated[int, Field(ge=0, le=100)]], Field(min_length=1)] = Field(default=[3, 0, 1])
     lookahead_block_hashes: Flag = True
     drain: Steps = 5
+    max_loras: Count | None = None
+    encoder_budget: Count | None = None
+    encoder_cache: Count | None = None
+    disable_chunked_mm_input: Flag = False
 
 
 class TierOptions(Component):
@@ -90,6 +100,9 @@ class SessionSpec(Component):
     priority: int = 0
     same_as: str | None = None
     abort: list[Annotated[list[Steps], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    lora: Steps = 0
+    grammars: list[Annotated[list[Steps], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    images: list[Image] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _aborts_name_turns(self) -> SessionSpec:

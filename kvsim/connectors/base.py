@@ -97,6 +97,7 @@ class SchedulerOutput:
     tables: dict[Request, list[int]] = field(default_factory=dict)  # whole tables of new and resumed requests
     drafts: dict[Request, int] = field(default_factory=dict)  # guesses verified in this step, if any
     sampling: set[Request] = field(default_factory=set)  # with steps in flight: whom this one gives a token
+    encoder_tokens: int = 0  # of images and audio, that the encoder computes before this step's forward pass
     connector_meta: Any = None
 
     @property

@@ -110,6 +110,7 @@ class Totals:
     external_hit_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    encoder_tokens: int = 0  # of images and audio, computed by the encoder
     h2d_bytes: int = 0
     d2h_bytes: int = 0
     h2d_busy_ns: int = 0

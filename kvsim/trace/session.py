@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvsim.chain import Chain, PrefixTree
+from kvsim.demands import PLAIN, Demands
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Turn:
             this turn is sent.
         recorded_output_tokens: output as recorded; 0 for a failed response, which is replayed as 1 token.
         recorded_think_ns: think time as recorded; `think_ns` may be a correction of it. None: not recorded.
+        demands: its adapter, grammar and images; as read, only the images that it brings itself (see `trace.demands`).
     """
 
     input_tokens: int
@@ -42,6 +44,7 @@ class Turn:
     subagents: tuple[SubAgent, ...] = ()
     recorded_output_tokens: int = 0
     recorded_think_ns: int | None = None
+    demands: Demands = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

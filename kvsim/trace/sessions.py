@@ -1,19 +1,20 @@
 """Reader and writer for our own session format: prompts as lengths, exact for any engine block size.
 
 The format is described in traces/README.md. In short: a header line, then one line per session; a turn is
-``[keep, new, out, think_ms]``. Its prompt is the first `keep` tokens of the previous prompt and answer,
-followed by `new` tokens that nobody else has. The first turn keeps tokens of the prefix that all sessions
-share.
+``[keep, new, out, think_ms]``, and may end with an object that says what else it asks for. Its prompt is the
+first `keep` tokens of the previous prompt and answer, followed by `new` tokens that nobody else has. The first
+turn keeps tokens of the prefix that all sessions share.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvsim.chain import ROOT, Leaf, PrefixTree
+from kvsim.demands import PLAIN, Demands, EncoderInput
 from kvsim.errors import UserError
 from kvsim.trace.build import Names
 from kvsim.trace.fields import Fields, Limits, parse_json, show
@@ -36,12 +37,14 @@ class TurnLengths:
         new_tokens: added behind.
         output_tokens: generated, at least 1.
         think_ms: gap before the turn.
+        demands: its grammar, and the images among its new tokens.
     """
 
     keep_tokens: int
     new_tokens: int
     output_tokens: int
     think_ms: int
+    demands: Demands = PLAIN
 
     @property
     def input_tokens(self) -> int:
@@ -116,6 +119,7 @@ class SessionsReader:
         self._names = Names()
         self._drafts: list[_Draft] = []
         self._files = 0
+        self._adapters: dict[str, int] = {}  # number of each LoRA adapter by its name
 
     def read(self, path: Path) -> None:
         """Reads one file."""
@@ -163,6 +167,7 @@ class SessionsReader:
         if row.has("start_ms"):
             start_ms = row.integer("start_ms", 0, int(self._limits.max_seconds * 1e3))
         name = self._names.unique(row.text("session"))
+        adapter = self._adapters.setdefault(row.text("lora"), len(self._adapters) + 1) if row.has("lora") else 0
         entries = row.array("turns")
         if not entries:
             row.fail("turns", "at least one turn")
@@ -172,6 +177,7 @@ class SessionsReader:
         leaf, have = shared, shared.num_tokens
         for place, entry in enumerate(entries):
             turn = self._turn(f"{where}: turns[{place}]", entry, have, first=place == 0)
+            turn = replace(turn, demands=_named(turn.demands, adapter, f"{name}#{place}"))
             # If answers do not come back, what is kept of one is other content of the same length.
             keep = turn.keep_tokens
             if turns and not returns:
@@ -185,9 +191,9 @@ class SessionsReader:
         return _Draft(SessionLengths(name, tuple(turns), start_ms), leaves)
 
     def _turn(self, where: str, entry: object, have: int, first: bool) -> TurnLengths:
-        if type(entry) is not list or len(entry) != len(_COLUMNS):
+        if type(entry) is not list or not 0 <= len(entry) - len(_COLUMNS) <= 1:
             raise UserError(f"{where} is {show(entry)}, expected a list [{', '.join(_COLUMNS)}]")
-        row = Fields(where, dict(zip(_COLUMNS, entry, strict=True)))
+        row = Fields(where, dict(zip(_COLUMNS, entry, strict=False)))
         keep = row.integer("keep", 0, self._limits.max_input_tokens)
         if keep > have:
             what = "shared_prefix_tokens" if first else "the previous prompt and its answer"
@@ -198,7 +204,8 @@ class SessionsReader:
             raise UserError(f"{where}: keep + new is {keep + new:,}, expected 1 to {top:,} tokens")
         output = row.integer("out", 1, self._limits.max_output_tokens)
         think = row.integer("think_ms", 0, int(self._limits.max_seconds * 1e3))
-        return TurnLengths(keep, new, output, think)
+        demands = _demands(f"{where}[{len(_COLUMNS)}]", entry[-1], keep, new) if len(entry) > len(_COLUMNS) else PLAIN
+        return TurnLengths(keep, new, output, think, demands)
 
     def _finish(self, draft: _Draft, outputs_return: bool) -> Session:
         lengths = draft.lengths
@@ -218,7 +225,29 @@ class SessionsReader:
                     think_ns=turn.think_ms * MS_NS if place else 0,
                     recorded_think_ns=turn.think_ms * MS_NS if place else None,
                     recorded_output_tokens=turn.output_tokens,
+                    demands=turn.demands,
                 )
             )
         start_ns = None if lengths.start_ms is None else lengths.start_ms * MS_NS
         return Session(lengths.name, start_ns, tuple(turns))
+
+
+def _demands(where: str, value: object, keep: int, new: int) -> Demands:
+    """What may stand behind a turn's lengths: ``{"grammar": name, "images": [[first new token, tokens], ...]}``."""
+    row = Fields(where, value)
+    images: list[EncoderInput] = []
+    for place, entry in enumerate(row.array("images") if row.has("images") else []):
+        at = f"{where}: images[{place}]"
+        if type(entry) is not list or len(entry) != 2:
+            raise UserError(f"{at} is {show(entry)}, expected a list [first, tokens]")
+        image = Fields(at, dict(zip(("first", "tokens"), entry, strict=True)))
+        after = images[-1].end_tokens - keep if images else 0
+        first = image.integer("first", after, max(after, new - 1))
+        images.append(EncoderInput("", keep + first, image.integer("tokens", 1, new - first)))
+    return Demands(grammar=row.text("grammar") if row.has("grammar") else "", encoder_inputs=tuple(images))
+
+
+def _named(demands: Demands, adapter: int, turn: str) -> Demands:
+    """The same with the session's adapter, and with names for the images that nobody else has."""
+    images = tuple(replace(image, identity=f"{turn}.{n}") for n, image in enumerate(demands.encoder_inputs))
+    return replace(demands, adapter=adapter, encoder_inputs=images)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gates
 from copies import CLOCK
+from describe import describe_meta, describe_report
 from settings import Options, kv_cache_config, vllm_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -30,6 +32,11 @@ def block_hash(previous: bytes | None, tokens: Sequence[int]) -> bytes:
     digest = hashlib.blake2b(previous or _ROOT, digest_size=_HASH_BYTES)
     digest.update(b",".join(b"%d" % token for token in tokens))
     return digest.digest()
+
+
+def adapter_root(lora: int) -> bytes | None:
+    """What the hashes of an adapter's blocks start from, in the place of vLLM's extra keys."""
+    return b"lora%d" % lora if lora else None
 
 
 @dataclass
@@ -66,6 +73,8 @@ class RealEngine:
             block_size=options["block_size"],
             structured_output_manager=StructuredOutputManager(config),
         )
+        self._options, self._compiler = options, gates.Compiler()
+        gates.limit(self.scheduler, options)
         self.totals: Counter[str] = Counter()
         self._log: dict[str, list[Any]] = {name: [] for name in ("preempted", "evicted", "lookup", "cpu", "dma")}
         self._worker: Any = None
@@ -85,20 +94,26 @@ class RealEngine:
             for secondary in self._manager.secondary_tiers:
                 without_threads(secondary, options["tier_load_delay"], options["tier_store_delay"])
 
-    def add(self, request_id: str, prompt: Sequence[int], output: Sequence[int], priority: int) -> None:
+    def add(
+        self, request_id: str, prompt: Sequence[int], output: Sequence[int], priority: int, demands: gates.Demands
+    ) -> None:
         """A request arrives."""
         self._outputs[request_id], self._sampled[request_id] = list(output), 0
         eos = {"eos_token_id": None} if "eos_token_id" in inspect.signature(Request.__init__).parameters else {}
         request = Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
-            sampling_params=SamplingParams(max_tokens=len(output), ignore_eos=True, temperature=0.0),
+            sampling_params=SamplingParams(
+                max_tokens=len(output), ignore_eos=True, temperature=0.0, **gates.sampling_arguments(demands)
+            ),
             pooling_params=None,
             block_hasher=self._hash_new_blocks,
             priority=priority,
             arrival_time=float(CLOCK.step),
             **eos,
+            **gates.request_arguments(demands),
         )
+        self._compiler.start(request, demands["grammar_steps"])
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
@@ -147,6 +162,7 @@ class RealEngine:
         return record | {"updated": batch.step} | self._update(batch)
 
     def _schedule(self) -> tuple[Record, Batch]:
+        self._compiler.begin_step()
         output = self.scheduler.schedule()
         report = self._worker.execute(output) if self._worker else None
         tokens = [self._sample(request_id, output) for request_id in output.num_scheduled_tokens]
@@ -158,7 +174,8 @@ class RealEngine:
 
     def _hash_new_blocks(self, request: Any) -> list[bytes]:
         size, first, ahead = self._block_size, len(request.block_hashes), self.hash_lookahead
-        previous = request.block_hashes[-1] if first else None
+        lora = request.lora_request.lora_int_id if request.lora_request else 0
+        previous = request.block_hashes[-1] if first else adapter_root(lora)
         hashes = []
         for index in range(first, (request.num_tokens - ahead) // size):
             previous = block_hash(previous, request.all_token_ids[index * size : (index + 1) * size + ahead])
@@ -185,7 +202,7 @@ class RealEngine:
             for answer in answers.outputs
             if answer.finish_reason is not None
         ]
-        return {"finished": finished, "kvout": _describe_report(batch.report)}
+        return {"finished": finished, "kvout": describe_report(batch.report)}
 
     def _sample(self, request_id: str, output: Any) -> list[int]:
         """The accepted drafts and a token, where the prompt is complete; known when the step is launched."""
@@ -290,10 +307,11 @@ class RealEngine:
             "evicted": list(self._log["evicted"]),
             "free": self._pool.get_num_free_blocks(),
         }
+        record |= gates.describe(output, self._options)
         if output.kv_connector_metadata is not None:
             record["dma"] = [list(entry) for entry in self._log["dma"]]
             record["cpu"] = list(self._log["cpu"])
-            record["meta"] = _describe_meta(output.kv_connector_metadata)
+            record["meta"] = describe_meta(output.kv_connector_metadata)
         return record
 
 
@@ -305,36 +323,3 @@ def _wrap(owner: Any, name: str, observed: Callable[..., Any]) -> None:
 
 def _ids(requests: Any) -> list[str]:
     return [] if requests is None else [request.request_id for request in requests]
-
-
-def _describe_meta(meta: Any) -> Record:
-    found: Record = {}
-    for name in ("load_jobs", "store_jobs"):
-        jobs = getattr(meta, name, None)
-        if jobs is not None:
-            found[name] = {str(job_id): job.req_id for job_id, job in jobs.items()}
-    for name in ("reqs_to_load", "reqs_to_store"):
-        requests = getattr(meta, name, None)
-        if requests is not None:
-            found[name] = list(requests)
-    for name in ("jobs_to_flush", "reqs_to_flush"):
-        flushed = getattr(meta, name, None)
-        if flushed:
-            found[name] = sorted(flushed)
-    for name in ("load_event", "store_event", "need_flush"):
-        value = getattr(meta, name, None)
-        if value is not None:
-            found[name] = value
-    return found
-
-
-def _describe_report(report: Any) -> Record | None:
-    if report is None:
-        return None
-    meta = report.kv_connector_worker_meta
-    jobs = getattr(meta, "completed_jobs", None) or getattr(meta, "completed_store_events", None) or ()
-    return {
-        "recv": sorted(report.finished_recving or ()),
-        "send": sorted(report.finished_sending or ()),
-        "jobs": sorted(jobs),
-    }

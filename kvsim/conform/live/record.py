@@ -40,9 +40,23 @@ class SessionState:
         self.turns: list[list[int]] = spec["turns"]
         self.priority: int = spec.get("priority", 0)
         self.aborts = dict(spec.get("abort", ()))
+        self.lora: int = spec.get("lora", 0)
+        self._grammars = dict(spec.get("grammars", ()))
+        self._images = sorted(spec.get("images", ()))
+        self._starts: list[int] = []  # of each turn's own tokens
         self.next_turn = 0
         self.context = list(system)
         self._next_token = 130 + 1_000_000 * (number_of[self.owner] + 1)
+
+    def demands(self) -> dict[str, Any]:
+        """What the next turn asks for; to be called when its own tokens are about to be appended."""
+        self._starts.append(len(self.context))
+        images = [
+            [self._starts[turn] + start, tokens, name]
+            for turn, start, tokens, name in self._images
+            if turn <= self.next_turn
+        ]
+        return {"lora": self.lora, "grammar_steps": self._grammars.get(self.next_turn), "images": images}
 
     def fresh(self, count: int) -> list[int]:
         """The next tokens of the session."""
@@ -115,12 +129,13 @@ class Play:
             del self._due[number]
             session = self._sessions[number]
             user, out = session.turns[session.next_turn]
+            demands = session.demands()
             session.context += session.fresh(user)
             output = session.fresh(out)
             prompt = list(session.context)
             session.context += output
             self._name_blocks(session)
-            self._engine.add(f"{session.name}t{session.next_turn}", prompt, output, session.priority)
+            self._engine.add(f"{session.name}t{session.next_turn}", prompt, output, session.priority, demands)
             if session.next_turn in session.aborts:
                 self._aborts[number] = step + session.aborts[session.next_turn]
 
@@ -145,14 +160,14 @@ class Play:
             self._due[number] = step + 1 + self._scenario["think_steps"]
 
     def _name_blocks(self, session: SessionState) -> None:
-        from engine import block_hash
+        from engine import adapter_root, block_hash
 
         size, tokens, ahead = self._options["block_size"], session.context, self._engine.hash_lookahead
-        previous = None
+        previous, prefix = adapter_root(session.lora), f"{session.lora}/" if session.lora else ""
         for index in range((len(tokens) - ahead) // size):
             previous = block_hash(previous, tokens[index * size : (index + 1) * size + ahead])
             owner = "sys" if (index + 1) * size + ahead <= self._scenario["system_tokens"] else session.owner
-            self._names.setdefault(previous, f"{owner}:{index}")
+            self._names.setdefault(previous, f"{prefix}{owner}:{index}")
 
 
 def vllm_version() -> str:

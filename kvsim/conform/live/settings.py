@@ -32,6 +32,7 @@ DEFAULTS: Options = {
     "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": None, "store_threshold": 0, "tier": None, "tier_load_delay": 3, "tier_store_delay": 2,
     "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
+    "max_loras": None, "encoder_budget": None, "encoder_cache": None, "disable_chunked_mm_input": False,
 }  # fmt: skip
 
 

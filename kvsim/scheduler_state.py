@@ -1,0 +1,123 @@
+"""What a scheduler keeps: requests in their queues, and what becomes of those that end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.connectors.base import KVConnector
+from kvsim.gates.base import Gate
+from kvsim.held_blocks import HeldBlocks
+from kvsim.limits import SchedulerLimits
+from kvsim.refusal import Refusal
+from kvsim.request import Request, RequestStatus
+from kvsim.waiting import WaitingQueues
+
+LookupLog = Callable[[Request, int, "int | None", "bool | None"], None]
+
+
+class SchedulerState:
+    """Requests arrive, leave, and end; who is scheduled when is decided by `Scheduler`.
+
+    Args:
+        limits: token budget and the like.
+        kv: block tables over a pool.
+        connector: scheduler side of a KV connector, if any.
+        gates: may let requests wait or limit their tokens.
+        on_lookup: told of every prefix lookup (request, local tokens, external tokens or None, asynchronous).
+        skip_hopeless: don't ask again for a request at the head of the queue while nothing has changed that could
+            make it fit. Changes no decision; off, every lookup happens (recordings count them).
+    """
+
+    queues: type[WaitingQueues] = WaitingQueues
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVCacheManager,
+        connector: KVConnector | None = None,
+        gates: Gate | None = None,
+        *,
+        on_lookup: LookupLog | None = None,
+        skip_hopeless: bool = True,
+    ) -> None:
+        self.limits, self.kv, self.connector, self.gates = limits, kv, connector, gates or Gate()
+        self.waiting = self.queues(limits.scheduling_policy)
+        self.running: list[Request] = []
+        self.requests: dict[Request, None] = {}  # all that have arrived and not ended
+        self._held = HeldBlocks(self._free_blocks)  # of requests that have ended
+        self.received: set[Request] = set()  # loads that are complete; never iterated
+        self._by_priority = limits.scheduling_policy == "priority"
+        self._finished: list[Request] = []  # since the last schedule(), in finish order
+        # vLLM iterates a set of ids here, so its order depends on PYTHONHASHSEED; ours is finish order.
+        self.order_finished: Callable[[list[Request]], list[Request]] = list
+        self._inflight_prefills: dict[Request, None] = {}
+        self.num_preemptions, self._threshold, self._on_lookup = 0, 0, on_lookup
+        # A memory that changes no decision; without it, or when somebody counts lookups, every lookup happens.
+        self._refusal = Refusal(kv.pool, connector, enabled=skip_hopeless and on_lookup is None)
+
+    # -- requests in
+    def add_request(self, request: Request) -> None:
+        """A request arrives."""
+        self.gates.arrived(request)
+        self.waiting.add(request)
+        self.requests[request] = None
+        if self.connector is not None:
+            self.connector.on_new_request(request)
+
+    def abort_request(self, request: Request) -> None:
+        """Its client has gone. Between steps; nothing happens if the request is over already.
+
+        Blocks that a load is still writing to are freed when it reports (vLLM 0.33.0 finish_requests).
+        """
+        if request not in self.requests:
+            return
+        keep_blocks = False
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                keep_blocks = request not in self.received
+                self.received.discard(request)
+        self._end(request, RequestStatus.ABORTED, keep_blocks=keep_blocks)
+
+    def has_requests(self) -> bool:
+        """Whether another step is due: requests, ends that nobody has been told of, or copies to wait for."""
+        return bool(
+            self.requests
+            or self._finished
+            or self._held
+            or (self.connector is not None and self.connector.has_pending_work())
+        )
+
+    # -- requests out
+    def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
+        request.status = status
+        self._inflight_prefills.pop(request, None)
+        reports = int(keep_blocks)
+        if self.connector is not None:
+            reports += bool(self.connector.request_finished(request, self.kv.tables.get(request, [])))
+        self.gates.released(request)
+        self._finished.append(request)
+        del self.requests[request]
+        self._held.free(request, after_reports=reports)
+
+    def _free_blocks(self, request: Request) -> None:
+        self.kv.free(request)
+
+    def _held_blocks(self) -> list[list[int]]:
+        """Blocks that are neither free nor in a request's table."""
+        return [] if self.connector is None else self.connector.gpu_holds()
+
+    def check(self, *, at_end: bool = False) -> None:
+        """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
+        self.kv.pool.check([*self.kv.tables.values(), *self._held_blocks()])
+        waiting = list(self.waiting)
+        assert len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two"
+        if self.connector is not None:
+            self.connector.check(at_end=at_end)
+        if at_end:
+            assert not self.requests, "requests are left"
+            assert not self._held, "blocks of ended requests are still held"
+            assert not self.kv.tables, "block tables are left"
