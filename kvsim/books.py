@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,7 @@ class Books(EngineObserver):
         self._open: dict[Request, RequestRecord] = {}
         self._parked_ns: dict[Request, int] = {}  # since when a request waits for its load
         self._awaiting_first: dict[Request, None] = {}  # admitted, nothing generated so far
+        self.sample_of_all: Callable[[], Sample] = self.sample  # of the whole server, if it has other ranks
         self._cut_short = 0  # requests whose output ended at max_model_len
 
     def open(self, request: Request, entry: RequestRecord) -> None:
@@ -127,7 +128,7 @@ class Books(EngineObserver):
         if self._kv_events is not None:
             self._kv_events.publish(now)
         if self._record.series.is_due(now):
-            self._record.series.add(self._sample())
+            self._record.series.add(self.sample_of_all())
 
     # -- inside
     def _note_tiers(self, request: Request, entry: RequestRecord) -> None:
@@ -143,7 +144,8 @@ class Books(EngineObserver):
     def _cpu_used_blocks(self) -> int:
         return 0 if self._offload is None else self._offload.connector.num_offloaded_chunks
 
-    def _sample(self) -> Sample:
+    def sample(self) -> Sample:
+        """The state of this rank now."""
         scheduler, totals, link = self._scheduler, self._record.totals, self._offload and self._offload.link
         loading = len(self._parked_ns)
         return Sample(
@@ -191,9 +193,17 @@ class Books(EngineObserver):
 
         ``num_expected``: requests of the trace; those whose session got stuck before them were never sent.
         """
+        record = self._record
+        record.series.add(self.sample_of_all())
+        self.settle()
+        if len(record.requests) < num_expected:
+            unsent = num_expected - len(record.requests)
+            record.notes.append(f"{unsent} of {num_expected} requests were never sent: their sessions got stuck before")
+
+    def settle(self) -> None:
+        """Totals of this rank, and a reason for what never ended here."""
         record, totals = self._record, self._record.totals
         totals.end_ns = self._clock.now
-        record.series.add(self._sample())
         totals.gpu_evicted_blocks = self._scheduler.kv.pool.evicted_blocks
         if self._offload is not None:
             connector, link = self._offload.connector, self._offload.link
@@ -215,6 +225,3 @@ class Books(EngineObserver):
         if self._cut_short:
             longest = self._scheduler.limits.max_model_len
             record.notes.append(f"{self._cut_short} requests stopped early at max_model_len {longest}")
-        if len(record.requests) < num_expected:
-            unsent = num_expected - len(record.requests)
-            record.notes.append(f"{unsent} of {num_expected} requests were never sent: their sessions got stuck before")

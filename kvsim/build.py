@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from dataclasses import replace
+from typing import Protocol, TextIO
 
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
@@ -22,23 +23,35 @@ from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, ComputeStre
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
+from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
 from kvsim.gates.base import Gate
 from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.instance import Instance
 from kvsim.kv_events import GPU, KVEventLog, KVEventWriter
+from kvsim.load_balancer import Coordinator
+from kvsim.lockstep import Lockstep
 from kvsim.offload.manager import PolicyFactory
 from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan, Progress
-from kvsim.results.records import RunRecord, Series
+from kvsim.results.records import RunRecord, Series, Totals
 from kvsim.scheduler import Scheduler
 from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
-from kvsim.trace.replay import ReplayOptions, play
+from kvsim.trace.replay import ReplayOptions, Submit, play
 
 NS = 10**9
 LONGEST_NS = 2**63 - 1  # what a results table can hold
+
+
+class Server(Protocol):
+    """Whatever takes the turns of a trace."""
+
+    @property
+    def submit(self) -> Submit:
+        """See `Instance.submit`."""
+        ...
 
 
 class Simulation:
@@ -60,11 +73,10 @@ class Simulation:
         # Tiers wake an engine that is built on them.
         self._tiers = build_tiers(self.clock, plan, on_change=self._notify, on_blocked=self._hold_up)
         self.record.tiers = [tier.totals for tier in self._tiers]
-        self._links: list[DuplexLink] = []
+        self._links: list[DuplexLink] = []  # of the rank that is being built
         self._synchronous = Synchronous(plan, self.clock)
         self._lmcache_mp = LMCacheMP(plan, self.clock)
-        self._books, self.instance = self._build()
-        self.engine = self.instance.engine
+        self._books, self.instances, self._server = self._build()
 
     def run(self) -> RunRecord:
         """Play the whole trace. Ends when nothing can happen or move any more: requests left then are stuck.
@@ -79,7 +91,7 @@ class Simulation:
             max_concurrent_sessions=wanted.max_concurrent_sessions,
             time_scale=wanted.time_scale,
         )
-        play(self.clock, self.plan.trace, self.instance.submit, options)
+        play(self.clock, self.plan.trace, self._server.submit, options)
         try:
             self.clock.run()
         except NoProgressError as error:
@@ -89,18 +101,42 @@ class Simulation:
                 f"simulated time ends after {self.clock.now // (NS * 86_400 * 365)} years, expected at most 292:"
                 " look at trace.time_scale, max_think_time and step_time"
             )
-        self._books.close(self._total)
-        scheduler = self.instance.scheduler
-        if isinstance(scheduler, SpeculativeScheduler):
-            accepted, drafts = scheduler.num_accepted_tokens, scheduler.num_draft_tokens
-            self.record.notes.append(f"speculative decoding: {accepted:,} of {drafts:,} drafts were accepted")
-        if self.plan.config.debug and not scheduler.requests:
-            # 0.23.0 stops before storage has finished writing.
-            idle = not scheduler.has_requests() and all(tier.is_idle() for tier in self._tiers)
-            scheduler.check(at_end=idle)
+        close(self._books, self.record, self._total)
+        for scheduler in (ledger.scheduler for ledger in self._books):
+            if isinstance(scheduler, SpeculativeScheduler):
+                accepted, drafts = scheduler.num_accepted_tokens, scheduler.num_draft_tokens
+                self.record.notes.append(f"speculative decoding: {accepted:,} of {drafts:,} drafts were accepted")
+            if self.plan.config.debug and not scheduler.requests:
+                # 0.23.0 stops before storage has finished writing.
+                idle = not scheduler.has_requests() and all(tier.is_idle() for tier in self._tiers)
+                scheduler.check(at_end=idle)
         return self.record
 
-    def _build(self) -> tuple[Books, Instance]:
+    @property
+    def instance(self) -> Instance:
+        """The only rank, or the first."""
+        return self.instances[0]
+
+    def _build(self) -> tuple[list[RankBooks], list[Instance], Server]:
+        plan, num_ranks = self.plan, self.plan.config.engine.data_parallel_size
+        lockstep = Lockstep(self.clock, plan.step_time) if plan.model.moe and num_ranks > 1 else None
+        books: list[RankBooks] = []
+        ranks: list[Instance] = []
+        for rank in range(num_ranks):
+            # A lone rank writes into the run's own totals, several are summed up at the end.
+            record = self.record if num_ranks == 1 else replace(self.record, totals=Totals())
+            self._note_sizes(record.totals)
+            ledger, instance = self._build_rank(rank, record, lockstep)
+            books.append(ledger)
+            ranks.append(instance)
+        if num_ranks == 1:
+            return books, ranks, ranks[0]
+        balancer = plan.release.load_balancer(num_ranks)
+        coordinator = Coordinator(self.clock, num_ranks, balancer.hear)
+        connect(books, coordinator)
+        return books, ranks, DataParallelServer(ranks, balancer, coordinator)
+
+    def _build_rank(self, rank: int, record: RunRecord, lockstep: Lockstep | None) -> tuple[RankBooks, Instance]:
         plan, config, drafts = self.plan, self.plan.config, self.plan.speculation
         kv = KVCacheManager(
             plan.release.block_pool(plan.sizes.num_gpu_blocks),
@@ -111,6 +147,7 @@ class Simulation:
             drops_last_hit=drafts is not None and drafts.drops_last_hit,
             hash_lookahead_tokens=drafts.hash_lookahead_tokens if drafts else 0,
         )
+        self._links.clear()
         site = self._site(kv)
         connector = self._connector(kv, site)
         gates, compiler = plan.gates.build(self.clock, plan.release)
@@ -118,24 +155,23 @@ class Simulation:
         scheduler = self._scheduler(kv, connector, gates)
         worker, link = self._worker(connector, site, compute)
         offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
-        books = Books(self.clock, scheduler, self.record, offload, self._kv_events(kv, connector))
-        engine = self._engine(scheduler, worker, books, compute)
+        books = RankBooks(self.clock, scheduler, record, offload, self._kv_events(kv, connector, rank), rank=rank)
+        engine = self._engine = self._make_engine(scheduler, worker, books, compute, lockstep)
         for each in self._links:
             each.on_finish = engine.notify
         self._lmcache_mp.alarm.on_ring = engine.notify
         if compiler is not None:
             compiler.on_ready = engine.notify
         site.wakes(engine.notify)
-        self._note_sizes()
         tenants, sessions = config.trace.tenants, plan.trace.sessions
         tenant_of = {session.name: at % len(tenants) for at, session in enumerate(sessions)} if tenants else {}
-        return books, Instance(engine, books, self.record.requests, self._request_ended, tenants, tenant_of)
+        return books, Instance(engine, books, record.requests, self._request_ended, tenants, tenant_of, rank=rank)
 
     def _notify(self) -> None:
-        self.engine.notify()
+        self._engine.notify()
 
     def _hold_up(self, duration_ns: int) -> None:
-        self.engine.hold_up(duration_ns)
+        self._engine.hold_up(duration_ns)
 
     def _scheduler(self, kv: KVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
         plan, release = self.plan, self.plan.release
@@ -148,8 +184,13 @@ class Simulation:
         assert kind is not None, "the config refuses asynchronous scheduling of other releases"
         return kind(plan.limits, kv, connector, gates)
 
-    def _engine(
-        self, scheduler: Scheduler, worker: ConnectorWorker | None, books: Books, compute: ComputeStream | None
+    def _make_engine(
+        self,
+        scheduler: Scheduler,
+        worker: ConnectorWorker | None,
+        books: Books,
+        compute: ComputeStream | None,
+        lockstep: Lockstep | None,
     ) -> Engine:
         plan, checks = self.plan, self.plan.config.debug
         if compute is None:
@@ -158,6 +199,7 @@ class Simulation:
                 scheduler,
                 plan.step_time,
                 worker,
+                lockstep=lockstep,
                 observer=books,
                 encoder_token_ns=plan.gates.encoder_token_ns,
                 check_every_step=checks,
@@ -189,14 +231,14 @@ class Simulation:
             instant=config.transfer.kind == "instant",
         )
 
-    def _kv_events(self, kv: KVCacheManager, connector: KVConnector | None) -> KVEventWriter | None:
+    def _kv_events(self, kv: KVCacheManager, connector: KVConnector | None, rank: int) -> KVEventWriter | None:
         if self._kv_events_file is None:
             return None
         kv.pool.kv_events = log = KVEventLog(GPU)
         if connector is None:
-            return KVEventWriter(self._kv_events_file, [log.take])
+            return KVEventWriter(self._kv_events_file, [log.take], rank)
         connector.enable_kv_events()
-        return KVEventWriter(self._kv_events_file, [log.take, connector.take_events])
+        return KVEventWriter(self._kv_events_file, [log.take, connector.take_events], rank)
 
     def _policy(self, config: OffloadingConnectorConfig) -> PolicyFactory:
         policies, name = self.plan.release.policies, config.eviction_policy
@@ -262,8 +304,8 @@ class Simulation:
             return plan.release.simple_cpu_worker(copier), link
         return plan.release.offloading_worker(copier), link
 
-    def _note_sizes(self) -> None:
-        totals, sizes = self.record.totals, self.plan.sizes
+    def _note_sizes(self, totals: Totals) -> None:
+        sizes = self.plan.sizes
         totals.num_gpu_blocks, totals.num_cpu_blocks = sizes.num_gpu_blocks - 1, sizes.num_cpu_chunks
         totals.block_tokens = sizes.block_tokens
         totals.gpu_block_bytes, totals.cpu_block_bytes = sizes.gpu_block_bytes, sizes.cpu_chunk_bytes

@@ -11,6 +11,7 @@ from kvsim.clock import SCHEDULE_PRIORITY, Clock
 from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, WorkerOutput
 from kvsim.errors import UserError
 from kvsim.forward import forward_by_layer
+from kvsim.lockstep import Lockstep
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler
 
@@ -69,6 +70,7 @@ class Engine:
     long as any other.
 
     Args:
+        lockstep: the other ranks of this engine, if all of them compute their steps together.
         encoder_token_ns: time of the encoder for each image or audio token; it comes before the forward pass.
         empty_step: duration of a step without tokens; None = wait for the next event.
         give_up_after: raise NoProgressError after so many steps in which nothing moved, and leave a restless connector
@@ -83,6 +85,7 @@ class Engine:
         step_time: StepTime,
         worker: ConnectorWorker | None = None,
         *,
+        lockstep: Lockstep | None = None,
         observer: EngineObserver | None = None,
         encoder_token_ns: int = 0,
         empty_step: int | None = None,
@@ -92,7 +95,7 @@ class Engine:
         self.env, self.scheduler, self.worker = env, scheduler, worker
         perhaps: object = worker  # mypy holds that no worker can have both sets of methods
         self._hooks = perhaps if isinstance(perhaps, LayerHooks) else None
-        self._step_time, self._encoder_token_ns = step_time, encoder_token_ns
+        self._step_time, self._encoder_token_ns, self._lockstep = step_time, encoder_token_ns, lockstep
         self._observer = observer or EngineObserver()
         self._empty_step = empty_step
         self._check_every_step = check_every_step
@@ -135,6 +138,8 @@ class Engine:
         steps, instant = 0, -1
         while True:
             yield self.env.at(0, SCHEDULE_PRIORITY)
+            if self._lockstep is not None:
+                yield from self._lockstep.turn()
             steps = steps + 1 if self.env.now == instant else 0
             instant = self.env.now
             if steps > MAX_STEPS_AT_AN_INSTANT:
@@ -178,6 +183,8 @@ class Engine:
 
     def _step(self) -> Generator[simpy.Event, Any, None]:
         worker = self.worker
+        if self._lockstep is not None:
+            self._lockstep.enter()
         self._observer.on_step_start()
         output = yield from self._decide()
         if worker is not None:
@@ -185,19 +192,29 @@ class Engine:
             if flushed:
                 yield from self._wait_for(worker, flushed)
             worker.start_load_kv(output.connector_meta)
+        took_part = False
         if output.num_scheduled_tokens:
             self._empty_steps = 0
-            forward_ns = self._forward_ns(output)
-            self._observer.on_forward(forward_ns)
-            if self._hooks is not None and self._hooks.has_layer_work():
-                started = self.env.now
-                yield from forward_by_layer(self.env, self._hooks, forward_ns, self._wait)
-                self._observer.on_sync_stall(self.env.now - started - forward_ns)
-            else:
-                yield self.env.at(forward_ns)
+            yield from self._forward(output)
         else:
-            yield from self._empty(output)
-        self._update(output, None if worker is None else worker.get_finished())
+            took_part = self._lockstep is not None and bool((yield from self._lockstep.stand_by()))
+            if not took_part:
+                yield from self._empty(output)
+        self._update(output, None if worker is None else worker.get_finished(), took_part=took_part)
+
+    def _forward(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
+        if self._lockstep is not None:
+            encoder_ns = output.encoder_tokens * self._encoder_token_ns
+            yield from self._lockstep.compute(batch_of(output), encoder_ns, self._observer.on_forward)
+            return
+        forward_ns = self._forward_ns(output)
+        self._observer.on_forward(forward_ns)
+        if self._hooks is not None and self._hooks.has_layer_work():
+            started = self.env.now
+            yield from forward_by_layer(self.env, self._hooks, forward_ns, self._wait)
+            self._observer.on_sync_stall(self.env.now - started - forward_ns)
+        else:
+            yield self.env.at(forward_ns)
 
     def _forward_ns(self, output: SchedulerOutput) -> int:
         return self._step_time.step_ns(*batch_of(output)) + output.encoder_tokens * self._encoder_token_ns
@@ -212,8 +229,11 @@ class Engine:
             yield self.env.at(blocked_ns)
         return output
 
-    def _update(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> None:
-        """The step is over: its tokens and the worker's report change the scheduler's state."""
+    def _update(self, output: SchedulerOutput, worker_output: WorkerOutput | None, *, took_part: bool = False) -> None:
+        """The step is over: its tokens and the worker's report change the scheduler's state.
+
+        ``took_part``: others computed meanwhile, so that time has passed.
+        """
         scheduler = self.scheduler
         ended = scheduler.update_from_output(output, worker_output)
         self._observer.on_step_done(output, worker_output, ended)
@@ -221,7 +241,8 @@ class Engine:
             scheduler.check()
         for request in ended:
             self._ended.pop(request).succeed(request)
-        self._fruitless_steps = 0 if self._moved(output, worker_output, ended) else self._fruitless_steps + 1
+        moved = took_part or self._moved(output, worker_output, ended)
+        self._fruitless_steps = 0 if moved else self._fruitless_steps + 1
         if self._give_up_after is not None and self._fruitless_steps > self._give_up_after and scheduler.requests:
             raise NoProgressError(_no_progress(scheduler, self.env.now))
 

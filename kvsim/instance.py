@@ -24,6 +24,7 @@ class Instance:
         on_ended: called once for every request that has ended, whichever way.
         tenants: their names; none = all sessions are of one.
         tenant_of: number of the tenant of each session, by its name.
+        rank: number among the data-parallel ranks of its server.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Instance:
         on_ended: Callable[[], None],
         tenants: Sequence[str] = (),
         tenant_of: Mapping[str, int] | None = None,
+        *,
+        rank: int = 0,
     ) -> None:
-        self.engine = engine
+        self.engine, self.rank = engine, rank
         self._tenants, self._tenant_of = tenants, tenant_of or {}
         self._books, self._records, self._on_ended = books, records, on_ended
         kv = engine.scheduler.kv
@@ -56,6 +59,7 @@ class Instance:
             turn=index,
             arrival_ns=now,
             prompt_tokens=turn.input_tokens,
+            rank=self.rank,
         )
         self._records.append(entry)
         reason = self.refusal(turn.input_tokens, turn.output_tokens)

@@ -13,6 +13,7 @@ from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffl
 from kvsim.connectors.simple_cpu_worker import SimpleCPUOffloadWorker
 from kvsim.gates.encoder import EncoderGate, EncoderGate023
 from kvsim.gates.encoder_cache import EncoderCache, EncoderCache023
+from kvsim.load_balancer import LoadBalancer, LoadBalancer023
 from kvsim.offload.manager import OffloadingManager, OffloadingManager023
 from kvsim.offload.policies.arc import ArcPolicy, ArcPolicy023
 from kvsim.offload.policies.base import EvictionPolicy
@@ -47,6 +48,7 @@ class Release:
     simple_cpu_worker: type[SimpleCPUOffloadWorker]
     encoder_cache: type[EncoderCache]
     encoder_gate: type[EncoderGate]
+    load_balancer: type[LoadBalancer]
 
 
 RELEASES = {
@@ -71,6 +73,7 @@ RELEASES = {
         simple_cpu_worker=SimpleCPUOffloadWorker,
         encoder_cache=EncoderCache,
         encoder_gate=EncoderGate,
+        load_balancer=LoadBalancer,
     ),
     "0.23.0": Release(
         block_pool=BlockPool023,
@@ -93,5 +96,6 @@ RELEASES = {
         simple_cpu_worker=SimpleCPUOffloadWorker,
         encoder_cache=EncoderCache023,
         encoder_gate=EncoderGate023,
+        load_balancer=LoadBalancer023,
     ),
 }

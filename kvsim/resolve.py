@@ -24,6 +24,7 @@ from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
 from kvsim.profile import LinkProfile, default_link, load_link
+from kvsim.rank_plan import check_ranks, expert_ranks, notes_of_ranks
 from kvsim.registry import STEP_TIMES
 from kvsim.releases import RELEASES, Release
 from kvsim.speculation import Speculation
@@ -122,9 +123,9 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
 
 def _resolve(config: RunConfig, trace: Trace) -> Plan:
     tp = config.hardware.tensor_parallel_size
-    ep = tp if config.hardware.expert_parallel else 1
     with _at("model.name"):
         model = load_model(config.model.name, config.model.kv_cache_dtype)
+    ep = expert_ranks(config, model)
     if config.model.weight_dtype != "auto":
         model = model.with_quantization(_QUANTIZATIONS[config.model.weight_dtype])
     with _at("hardware"):
@@ -144,6 +145,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     groups = kv_layout(model, tp, sizes.block_tokens).groups
     copies = plan_copies(config, model, release, link, block_bytes=sizes.block_bytes, groups=groups)
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
+    check_ranks(config, model)
     return Plan(
         config=config,
         trace=trace,
@@ -322,6 +324,7 @@ def _cautions(config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: Schedul
 
 
 def _hardware_notes(config: RunConfig, gpu: GpuSpec) -> list[str]:
+    notes = notes_of_ranks(config)
     if gpu.fidelity != "fitted" and config.step_time.kind == "roofline":
-        return [f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %"]
-    return []
+        notes.append(f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %")
+    return notes

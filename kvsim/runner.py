@@ -98,11 +98,12 @@ def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:
 
 
 def _info(plan: Plan) -> dict[str, str]:
-    config, hardware = plan.config, plan.config.hardware
+    config = plan.config
+    gpus = config.hardware.tensor_parallel_size * config.engine.data_parallel_size
     return {
         "trace": f"{plan.trace.name} ({plan.trace.kind}, {len(plan.trace.sessions)} sessions)",
         "model": plan.model.name,
-        "hardware": f"{hardware.tensor_parallel_size} x {plan.gpu.name}, link {plan.link.name}",
+        "hardware": f"{gpus} x {plan.gpu.name}, link {plan.link.name}",
         "vLLM": config.engine.vllm_version,
         "connector": config.connector.kind,
     }

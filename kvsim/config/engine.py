@@ -87,6 +87,9 @@ class EngineConfig(Component):
     scheduler_reserve_full_isl: bool = Field(
         True, description="vLLM's --scheduler-reserve-full-isl: admit a prompt only if all of it fits"
     )
+    data_parallel_size: Count = Field(
+        1, description="vLLM's --data-parallel-size: ranks with an engine and a KV cache each, behind one load balancer"
+    )
     max_loras: Count = Field(1, description="vLLM's --max-loras: LoRA adapters in one batch, where sessions have some")
     structured_output: StructuredOutputConfig = Field(
         default_factory=StructuredOutputConfig, description="requests whose output follows a grammar"

@@ -30,6 +30,7 @@ class RequestRecord:
     preemptions: int = 0
     secondary_hit_tokens: int = 0  # of the external ones: those that came from behind CPU memory
     tenant: str = ""  # whose session it is, where there are several tenants
+    rank: int = 0  # data-parallel rank that served it
 
 
 @dataclass(slots=True)

@@ -43,6 +43,16 @@ class StepTimeModel(Protocol):
         """
         ...
 
+    def shared_step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int], all_tokens: int) -> int:
+        """Time of one step of a data-parallel rank whose experts serve all ranks.
+
+        Args:
+            prefill: of this rank, as in :meth:`step_ns`.
+            decode: of this rank.
+            all_tokens: tokens of all ranks in this step, those of this one included.
+        """
+        ...
+
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """Time of k consecutive pure-decode steps of a fixed batch.
 

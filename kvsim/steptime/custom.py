@@ -24,6 +24,10 @@ class CustomStep:
             )
         return answer
 
+    def shared_step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int], all_tokens: int) -> int:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`; a model of one's own is asked for its rank alone."""
+        return self.step_ns(prefill, decode)
+
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         return sum(self.step_ns((), [context + i for context in decode]) for i in range(k))

@@ -20,6 +20,11 @@ class WithDrafting:
         step_ns = self.model.step_ns(prefill, decode)
         return step_ns + self.draft_ns if step_ns else 0
 
+    def shared_step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int], all_tokens: int) -> int:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        step_ns = self.model.shared_step_ns(prefill, decode, all_tokens)
+        return step_ns + self.draft_ns if step_ns else 0
+
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         return self.model.window_ns(decode, k) + k * self.draft_ns if decode else 0

@@ -23,6 +23,10 @@ class FixedStep:
         tokens = len(decode) + sum(new for new, _ in prefill)
         return self.per_step_ns + self.per_token_ns * tokens if tokens else 0
 
+    def shared_step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int], all_tokens: int) -> int:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`; other ranks' tokens cost nothing here."""
+        return self.step_ns(prefill, decode)
+
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         return k * self.step_ns((), decode)

@@ -62,8 +62,11 @@ class Kernels:
 
     # ---- all but attention
 
-    def all_but_attention(self, tokens: int, rows: int) -> float:
-        """All layers without attention over ``tokens`` tokens, and the LM head on ``rows`` of them."""
+    def all_but_attention(self, tokens: int, rows: int, expert_tokens: int | None = None) -> float:
+        """All layers without attention over ``tokens`` tokens, and the LM head on ``rows`` of them.
+
+        ``expert_tokens``: tokens that the experts see, of all data-parallel ranks; None = as many from each rank.
+        """
         e, m = self._gpu.eff, self._model
         compute = self._gemm_per_token * (tokens + e.gemm_half_tokens)
         layer = smooth_max(compute, self._gemm_read) + self._gemm_fixed
@@ -71,7 +74,7 @@ class Kernels:
         layer += self._ar_per_token * tokens + self._ar_fixed
         total = m.layers * layer + self._state_per_row * rows
         if m.moe:
-            total += m.moe.layers * self.experts(tokens)
+            total += m.moe.layers * self.experts(tokens, expert_tokens)
         head = smooth_max(self._head_per_row * (rows + e.gemm_half_tokens), self._head_read)
         return total + head + e.gemm_us * 1e-6
 
@@ -82,11 +85,13 @@ class Kernels:
         skew = self._gpu.eff.moe_skew
         return moe.experts * float(1.0 - (1.0 + tokens * moe.top_k / moe.experts / skew) ** -skew)
 
-    def experts(self, tokens: int) -> float:
+    def experts(self, tokens: int, expert_tokens: int | None = None) -> float:
         """Routed experts of one layer; each touched expert pads its tokens to a tile."""
         moe, e = self._model.moe, self._gpu.eff
         assert moe is not None
-        together = tokens * self._ranks_per_expert_set // self._tp  # tokens of all data-parallel engines
+        together = expert_tokens  # tokens of all data-parallel engines
+        if together is None:
+            together = tokens * self._ranks_per_expert_set // self._tp
         touched = self.distinct_experts(together)
         compute = self._expert_per_token * (together * moe.top_k + touched * e.moe_half_tokens)
         return smooth_max(compute, self._expert_read * touched) + e.moe_us * 1e-6

@@ -25,6 +25,11 @@ class PiecewiseDecode:
         """See `StepTimeModel`."""
         return self._model.step_ns(prefill, decode) + (self._extra_ns if decode and not prefill else 0)
 
+    def shared_step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int], all_tokens: int) -> int:
+        """See `StepTimeModel`."""
+        extra_ns = self._extra_ns if decode and not prefill else 0
+        return self._model.shared_step_ns(prefill, decode, all_tokens) + extra_ns
+
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See `StepTimeModel`."""
         return self._model.window_ns(decode, k) + (k * self._extra_ns if decode else 0)

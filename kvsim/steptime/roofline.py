@@ -82,16 +82,20 @@ class Roofline:
         rows = len(decode)
         if not prefill:
             return (self._base(rows) + self._attention(decode)) >> _SHIFT if rows else 0
-        chunks = self._kernels.prefill_attention_fixed()
-        tokens = rows
-        for new, computed in prefill:
-            tokens += new
-            chunks += self._kernels.prefill_attention(new, computed)
-        if rows:
-            chunks += self._kernels.decode_attention_fixed(rows)
+        chunks, tokens = self._chunks(prefill, rows)
         rows += len(prefill)
         fixed = round(self._scale * (chunks + self._rest(tokens, rows))) + self._host(rows)
         return (fixed + self._attention(decode) + _HALF) >> _SHIFT
+
+    def shared_step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int], all_tokens: int) -> int:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`. No load imbalance, no all-to-all time."""
+        rows = len(decode)
+        if not prefill and not rows:
+            return 0
+        chunks, tokens = self._chunks(prefill, rows)
+        rows += len(prefill)
+        rest = self._kernels.all_but_attention(tokens, rows, all_tokens)
+        return (round(self._scale * (chunks + rest)) + self._host(rows) + self._attention(decode) + _HALF) >> _SHIFT
 
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
@@ -128,6 +132,15 @@ class Roofline:
         for window, rate in self._window_rates:
             total += rate * sum([min(window, c) for c in decode])
         return total
+
+    def _chunks(self, prefill: Sequence[tuple[int, int]], rows: int) -> tuple[float, int]:
+        """(seconds of attention but for the decoding contexts, tokens) of a batch with ``rows`` decoding requests."""
+        chunks = self._kernels.prefill_attention_fixed() if prefill else 0.0
+        tokens = rows
+        for new, computed in prefill:
+            tokens += new
+            chunks += self._kernels.prefill_attention(new, computed)
+        return chunks + (self._kernels.decode_attention_fixed(rows) if rows else 0.0), tokens
 
     def _base(self, rows: int) -> int:
         """Everything in a pure decode step that does not depend on the contexts, plus half a nanosecond."""

@@ -9,7 +9,8 @@ from kvsim.demands import Demands, EncoderInput
 from kvsim.gates.encoder import EncoderGate, EncoderGate023
 from kvsim.gates.encoder_cache import EncoderCache, EncoderCache023
 from kvsim.request import Request
-from kvsim.scheduler import Scheduler, Scheduler023
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_023 import Scheduler023
 
 
 def with_images(name: str, *images: tuple[str, int, int], prompt: int = 100, out: int = 1) -> Request:

@@ -11,7 +11,7 @@ from kvsim.clock import Clock
 from kvsim.demands import Demands
 from kvsim.gates.grammar import GrammarGate, ThreadPoolCompiler
 from kvsim.request import Request, RequestStatus
-from kvsim.scheduler import Scheduler023
+from kvsim.scheduler_023 import Scheduler023
 
 
 def with_grammar(name: str, grammar: str = "json") -> Request:

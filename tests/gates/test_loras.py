@@ -10,7 +10,8 @@ from engine_builder import ids, make_request, make_scheduler, scheduled, step
 from kvsim.demands import AdapterContent, Demands
 from kvsim.gates.loras import LoraGate
 from kvsim.request import Request
-from kvsim.scheduler import Scheduler, Scheduler023
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_023 import Scheduler023
 
 
 def with_adapter(name: str, adapter: int, *, out: int = 3) -> Request:
