@@ -12,7 +12,7 @@ import simpy
 from kvsim.async_scheduler import MAX_CONCURRENT_BATCHES
 from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
-from kvsim.connectors.compute_fence import ComputeStream
+from kvsim.connectors.compute_fence import LaunchQueue
 from kvsim.engine import GIVE_UP_AFTER, Engine, EngineObserver, StepTime
 from kvsim.scheduler import Scheduler
 
@@ -36,7 +36,7 @@ class AsyncEngine(Engine):
     Rules: vLLM 0.33.0 v1/engine/core.py, `step_with_batch_queue`.
 
     Args:
-        compute: where forward passes run; shared with whoever holds copies back for them.
+        launches: forward passes in flight; shared with whoever holds copies back for them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AsyncEngine(Engine):
         step_time: StepTime,
         worker: ConnectorWorker | None = None,
         *,
-        compute: ComputeStream | None = None,
+        launches: LaunchQueue | None = None,
         observer: EngineObserver | None = None,
         encoder_token_ns: int = 0,
         empty_step: int | None = None,
@@ -57,7 +57,7 @@ class AsyncEngine(Engine):
             env, scheduler, step_time, worker, observer=observer, encoder_token_ns=encoder_token_ns,
             empty_step=empty_step, give_up_after=give_up_after, check_every_step=check_every_step,
         )  # fmt: skip
-        self._compute = compute or ComputeStream()
+        self._launches = launches or LaunchQueue()
         self._batches: deque[_Batch] = deque()
 
     def _has_work(self) -> bool:
@@ -85,12 +85,12 @@ class AsyncEngine(Engine):
         if worker is not None:
             flushed = worker.handle_preemptions(meta)
             if flushed:
-                yield from self._wait_for(worker, flushed, gpu_busy_until=self._compute.free_at_ns)
+                yield from self._wait_for(worker, flushed, gpu_busy_until=self._launches.free_at_ns)
         done_at = self.env.now
         if output.num_scheduled_tokens:
             forward_ns = self._forward_ns(output)
             self._observer.on_forward(forward_ns)
-            done_at = self._compute.launch(self.env.now, forward_ns)
+            done_at = self._launches.launch(self.env.now, forward_ns)
         if worker is not None:  # behind the launch: what is submitted from here on follows this forward pass
             worker.start_load_kv(meta)
             report = worker.get_finished()

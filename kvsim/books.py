@@ -100,6 +100,10 @@ class Books(EngineObserver):
         self._record.totals.steps += 1
         self._record.totals.gpu_busy_ns += duration_ns
 
+    def on_slowdown(self, lost_ns: int) -> None:
+        self._record.totals.gpu_busy_ns += lost_ns
+        self._record.totals.slowdown_ns += lost_ns
+
     def on_load_stall(self, waited_ns: int) -> None:
         self._record.totals.stall_ns += waited_ns
 
@@ -222,6 +226,9 @@ class Books(EngineObserver):
                 f"{len(held)} ended requests hold their GPU blocks for ever: the connector's worker never reported them"
                 " as sent (or received, if they were aborted while they were loaded)."
             )
+        if totals.slowdown_ns:
+            lost, busy = totals.slowdown_ns / 1e9, totals.gpu_busy_ns / 1e9
+            record.notes.append(f"copies by kernel held forward passes up for {lost:.3g} s of {busy:.3g} s of GPU time")
         if self._cut_short:
             longest = self._scheduler.limits.max_model_len
             record.notes.append(f"{self._cut_short} requests stopped early at max_model_len {longest}")

@@ -10,6 +10,7 @@ from kvsim.books import Books, Offload
 from kvsim.build_tiers import build_tiers
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
+from kvsim.compute import ComputeStream
 from kvsim.config import (
     CustomConnector,
     ExampleConnectorConfig,
@@ -19,15 +20,16 @@ from kvsim.config import (
     SimpleCPUConnectorConfig,
 )
 from kvsim.connectors.base import ConnectorWorker, Copier, KVConnector
-from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, ComputeStream, FencedCopier
+from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.site import HeldToProtocol, Site, Traffic
-from kvsim.copy_time import copy_time
+from kvsim.copy_time import copy_time, host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
 from kvsim.gates.base import Gate
 from kvsim.hardware import DuplexLink, LinkDirection
+from kvsim.host_memory import HostMemory
 from kvsim.instance import Instance
 from kvsim.kv_events import GPU, KVEventLog, KVEventWriter
 from kvsim.load_balancer import Coordinator
@@ -66,12 +68,16 @@ class Simulation:
     def __init__(self, plan: Plan, progress: Progress | None = None, kv_events: TextIO | None = None) -> None:
         self._kv_events_file = kv_events
         self.plan, self.clock = plan, Clock()
+        instant = plan.config.transfer.kind == "instant"
+        self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
         self.record = RunRecord(
             series=Series(plan.config.output.series_points), notes=list(plan.notes), cautions=list(plan.cautions)
         )
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
         # Tiers wake an engine that is built on them.
-        self._tiers = build_tiers(self.clock, plan, on_change=self._notify, on_blocked=self._hold_up)
+        self._tiers = build_tiers(
+            self.clock, plan, on_change=self._notify, on_blocked=self._hold_up, memory=self.host_memory
+        )
         self.record.tiers = [tier.totals for tier in self._tiers]
         self._links: list[DuplexLink] = []  # of the rank that is being built
         self._synchronous = Synchronous(plan, self.clock)
@@ -148,17 +154,21 @@ class Simulation:
             hash_lookahead_tokens=drafts.hash_lookahead_tokens if drafts else 0,
         )
         self._links.clear()
+        self._compute = ComputeStream(self.clock)
         site = self._site(kv)
         connector = self._connector(kv, site)
         gates, compiler = plan.gates.build(self.clock, plan.release)
-        compute = ComputeStream() if config.engine.async_scheduling else None
+        launches = LaunchQueue() if config.engine.async_scheduling else None
         scheduler = self._scheduler(kv, connector, gates)
-        worker, link = self._worker(connector, site, compute)
+        worker, link = self._worker(connector, site, launches)
         offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
         books = RankBooks(self.clock, scheduler, record, offload, self._kv_events(kv, connector, rank), rank=rank)
-        engine = self._engine = self._make_engine(scheduler, worker, books, compute, lockstep)
+        engine = self._engine = self._make_engine(scheduler, worker, books, launches, lockstep)
+        engine.ready_at = plan.host.startup_ns
         for each in self._links:
             each.on_finish = engine.notify
+        if isinstance(link, DuplexLink):
+            link.on_slowdown = self._compute.disturber()
         self._lmcache_mp.alarm.on_ring = engine.notify
         if compiler is not None:
             compiler.on_ready = engine.notify
@@ -189,11 +199,11 @@ class Simulation:
         scheduler: Scheduler,
         worker: ConnectorWorker | None,
         books: Books,
-        compute: ComputeStream | None,
+        launches: LaunchQueue | None,
         lockstep: Lockstep | None,
     ) -> Engine:
         plan, checks = self.plan, self.plan.config.debug
-        if compute is None:
+        if launches is None:
             return Engine(
                 self.clock,
                 scheduler,
@@ -203,13 +213,14 @@ class Simulation:
                 observer=books,
                 encoder_token_ns=plan.gates.encoder_token_ns,
                 check_every_step=checks,
+                compute=self._compute,
             )
         return AsyncEngine(
             self.clock,
             scheduler,
             plan.step_time,
             worker,
-            compute=compute,
+            launches=launches,
             observer=books,
             encoder_token_ns=plan.gates.encoder_token_ns,
             check_every_step=checks,
@@ -228,6 +239,8 @@ class Simulation:
             seed=config.seed,
             pool=kv.pool,
             gpu_copy_time=copy_time(plan),
+            memory=self.host_memory,
+            compute=self._compute,
             instant=config.transfer.kind == "instant",
         )
 
@@ -277,14 +290,14 @@ class Simulation:
         return None
 
     def _worker(
-        self, connector: KVConnector | None, site: Site, compute: ComputeStream | None
+        self, connector: KVConnector | None, site: Site, launches: LaunchQueue | None
     ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
         plan = self.plan
         if connector is None:
             return None, None
         if isinstance(plan.config.connector, CustomConnector):
             return connector.make_worker(), Traffic(site.links)
-        link = DuplexLink(self.clock)
+        link = DuplexLink(self.clock, memory=self.host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)
         if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):
             self._links += self._synchronous.storage
@@ -296,10 +309,12 @@ class Simulation:
             "h2d": plan.sizes.gpu_block_bytes,
             "d2h": plan.sizes.block_bytes * plan.sizes.cpu_copies,
         }
-        copier: Copier = LinkCopier(link, copy_time(plan), bytes_per_block)
         is_simple = isinstance(plan.config.connector, SimpleCPUConnectorConfig)
-        if compute is not None:
-            copier = FencedCopier(copier, self.clock, compute, STORES_WAIT if is_simple else COPIES_WAIT)
+        behind = launches is None and plan.release.loads_behind_forward and plan.config.transfer.kind != "instant"
+        wait = self._compute if behind and not is_simple else None
+        copier: Copier = LinkCopier(link, copy_time(plan), bytes_per_block, wait)
+        if launches is not None:
+            copier = FencedCopier(copier, self.clock, launches, STORES_WAIT if is_simple else COPIES_WAIT)
         if is_simple:
             return plan.release.simple_cpu_worker(copier), link
         return plan.release.offloading_worker(copier), link

@@ -13,6 +13,7 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     tier_names,
 )
+from kvsim.host_memory import HostMemory
 from kvsim.offload.tiering import SecondaryTier
 from kvsim.registry import TIERS
 from kvsim.resolve import Plan
@@ -27,7 +28,11 @@ from kvsim.tiers.thread_pool import FifoPool, ThreadPool
 
 
 def build_tiers(
-    env: Clock, plan: Plan, on_change: Callable[[], None], on_blocked: Callable[[int], None]
+    env: Clock,
+    plan: Plan,
+    on_change: Callable[[], None],
+    on_blocked: Callable[[int], None],
+    memory: HostMemory | None = None,
 ) -> list[StorageTier | ExampleTier | OwnTier]:
     """The tiers behind the plan's CPU memory, in order.
 
@@ -36,6 +41,7 @@ def build_tiers(
         plan: says which tiers.
         on_change: called whenever one of them has something new.
         on_blocked: told of time (ns) that a lookup holds the scheduler up.
+        memory: host memory, which they share with the copies to and from the GPU.
     """
     connector = plan.config.connector
     if not isinstance(connector, OffloadingConnectorConfig):
@@ -52,7 +58,7 @@ def build_tiers(
             tiers.append(OwnTier(env, tier, TierTotals(name, config.kind, "its own", chunk_bytes), chunk_bytes))
             continue
         assert storage is not None
-        tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_blocked))
+        tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_blocked, memory))
     return tiers
 
 
@@ -64,6 +70,7 @@ def _storage_tier(
     storage: StorageProfile,
     on_change: Callable[[], None],
     on_blocked: Callable[[int], None],
+    memory: HostMemory | None,
 ) -> StorageTier:
     chunk_bytes = plan.sizes.cpu_chunk_bytes
     most = None if config.capacity is None else config.capacity // chunk_bytes
@@ -75,7 +82,7 @@ def _storage_tier(
         pool, tasks_per_job, exists_ns = FifoPool(config.io_threads), None, None
     return StorageTier(
         env,
-        StorageDevice(env, _costs(config, storage), on_change),
+        StorageDevice(env, _costs(config, storage), on_change, memory),
         pool,
         Files(most, evict=config.eviction == "lru"),
         TierTotals(name, config.kind, storage.device, chunk_bytes, capacity_chunks=most or 0),

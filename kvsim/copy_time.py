@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from kvsim.config import CustomConnector, OffloadingConnectorConfig
 from kvsim.connectors.base import CopyJob
 from kvsim.connectors.link_copier import CopyTime
-from kvsim.copy_path import Way, run_lengths
-from kvsim.hardware import SOLO_PPM, CopyCost, LinkDirection
+from kvsim.copy_path import run_lengths
+from kvsim.hardware import CopyCost, LinkDirection
 from kvsim.profile import Pieces
 from kvsim.resolve import Plan
 
@@ -68,11 +68,13 @@ def _on_the_link(plan: Plan, direction: LinkDirection, batch: tuple[Pieces, ...]
         return CopyCost(0)
     copies, link = plan.copies, plan.link
     way = copies.way(direction, sum(pieces.number for pieces in batch))
-    alone = sum(link.batch_ns(way, direction, call) for call in _calls(batch, copies.max_batch_descriptors))
-    num_bytes = sum(size * count for size, count in batch)
+    calls = _calls(batch, copies.max_batch_descriptors)
+    alone = sum(link.batch_ns(way, direction, call, remote=copies.remote) for call in calls)
+    host_bytes = sum(size * number for size, number in batch) * plan.sizes.ranks
     dram = host_dram_bytes_per_s(plan)
-    least = -(-num_bytes * plan.sizes.ranks * NS // dram) if dram else 0
-    return CopyCost(max(alone, least), shared_speed(plan, way, direction), link.slowdown_ppm(way))
+    least = -(-host_bytes * NS // dram) if dram else 0
+    shared_ppm = link.shared_ppm(way, direction, remote=copies.remote)
+    return CopyCost(max(alone, least), shared_ppm, link.slowdown_ppm(way), host_bytes)
 
 
 def _calls(batch: tuple[Pieces, ...], limit: int) -> Iterator[tuple[Pieces, ...]]:
@@ -98,16 +100,3 @@ def _calls(batch: tuple[Pieces, ...], limit: int) -> Iterator[tuple[Pieces, ...]
 def host_dram_bytes_per_s(plan: Plan) -> int | None:
     """Bandwidth of host memory that all ranks share; None = no limit."""
     return plan.config.hardware.host_dram_bandwidth or plan.link.host_dram_bytes_per_s
-
-
-def shared_speed(plan: Plan, way: Way, direction: LinkDirection) -> int:
-    """Speed of a copy while the other direction is busy, in ppm: the link's, or what host DRAM leaves of it."""
-    if plan.config.transfer.kind == "instant":
-        return SOLO_PPM
-    link, dram = plan.link, host_dram_bytes_per_s(plan)
-    mine = link.shared_ppm(way, direction)
-    if not dram or link.h2d is None or link.d2h is None:
-        return mine
-    both = sum(link.peak(way, side) * link.shared_ppm(way, side) for side in ("h2d", "d2h"))
-    wanted = plan.sizes.ranks * both // SOLO_PPM
-    return mine * dram // wanted if wanted > dram else mine

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import simpy
 
 from kvsim.clock import SCHEDULE_PRIORITY, Clock
+from kvsim.compute import ComputeStream
 from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, WorkerOutput
 from kvsim.errors import UserError
 from kvsim.forward import forward_by_layer
@@ -44,7 +45,10 @@ class EngineObserver:
         """A step was decided; the clock stands at its start."""
 
     def on_forward(self, duration_ns: int) -> None:
-        """The step's forward pass starts now and takes so long."""
+        """The step's forward pass starts now and takes so long, if nothing slows it down."""
+
+    def on_slowdown(self, lost_ns: int) -> None:
+        """The forward pass has ended, so much later than it would have alone: copies took SMs from it."""
 
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         """A step is over; the clock stands at its end."""
@@ -76,6 +80,7 @@ class Engine:
         give_up_after: raise NoProgressError after so many steps in which nothing moved, and leave a restless connector
             alone after so many steps without a request; None = never.
         check_every_step: raise AssertionError at the first step after which blocks leak or books disagree.
+        compute: where forward passes run, if others look at it too.
     """
 
     def __init__(
@@ -91,8 +96,10 @@ class Engine:
         empty_step: int | None = None,
         give_up_after: int | None = GIVE_UP_AFTER,
         check_every_step: bool = False,
+        compute: ComputeStream | None = None,
     ) -> None:
         self.env, self.scheduler, self.worker = env, scheduler, worker
+        self.compute = compute or ComputeStream(env)
         perhaps: object = worker  # mypy holds that no worker can have both sets of methods
         self._hooks = perhaps if isinstance(perhaps, LayerHooks) else None
         self._step_time, self._encoder_token_ns, self._lockstep = step_time, encoder_token_ns, lockstep
@@ -108,6 +115,7 @@ class Engine:
         self._give_up_after = give_up_after
         self._fruitless_steps = 0  # in a row
         self._idle_steps = 0  # in a row without any request
+        self.ready_at = 0  # when the server has started; requests that arrive before wait for it
         self.process = env.process(self._run())
 
     def submit(self, request: Request) -> simpy.Event:
@@ -136,6 +144,8 @@ class Engine:
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         steps, instant = 0, -1
+        if self.ready_at > self.env.now:
+            yield self.env.at(self.ready_at - self.env.now)
         while True:
             yield self.env.at(0, SCHEDULE_PRIORITY)
             if self._lockstep is not None:
@@ -205,16 +215,22 @@ class Engine:
     def _forward(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
         if self._lockstep is not None:
             encoder_ns = output.encoder_tokens * self._encoder_token_ns
+            self.compute.occupy()
             yield from self._lockstep.compute(batch_of(output), encoder_ns, self._observer.on_forward)
+            self.compute.vacate()
             return
         forward_ns = self._forward_ns(output)
         self._observer.on_forward(forward_ns)
+        started, lost_before = self.env.now, self.compute.lost_ns
         if self._hooks is not None and self._hooks.has_layer_work():
-            started = self.env.now
-            yield from forward_by_layer(self.env, self._hooks, forward_ns, self._wait)
-            self._observer.on_sync_stall(self.env.now - started - forward_ns)
+            yield from forward_by_layer(self.env, self.compute, self._hooks, forward_ns, self._wait)
+            lost_ns = self.compute.lost_ns - lost_before
+            self._observer.on_sync_stall(self.env.now - started - forward_ns - lost_ns)
         else:
-            yield self.env.at(forward_ns)
+            yield self.compute.forward(forward_ns)
+            lost_ns = self.compute.lost_ns - lost_before
+        if lost_ns:
+            self._observer.on_slowdown(lost_ns)
 
     def _forward_ns(self, output: SchedulerOutput) -> int:
         return self._step_time.step_ns(*batch_of(output)) + output.encoder_tokens * self._encoder_token_ns

@@ -8,12 +8,15 @@ from typing import Any
 import simpy
 
 from kvsim.clock import Clock
+from kvsim.compute import ComputeStream
 from kvsim.connectors.base import Awaited, LayerHooks
 
 Steps = Generator[simpy.Event, Any, None]
 
 
-def forward_by_layer(env: Clock, hooks: LayerHooks, forward_ns: int, wait: Callable[[], Steps]) -> Steps:
+def forward_by_layer(
+    env: Clock, compute: ComputeStream, hooks: LayerHooks, forward_ns: int, wait: Callable[[], Steps]
+) -> Steps:
     """One forward pass of ``forward_ns`` of computing, in equal parts for the layers that have KV.
 
     A layer starts when the one before has ended, what `wait_for_layer_load` names is over, and the host is through
@@ -28,6 +31,7 @@ def forward_by_layer(env: Clock, hooks: LayerHooks, forward_ns: int, wait: Calla
 
     Args:
         env: the clock.
+        compute: where the layers are computed, more slowly while copies take SMs from them.
         hooks: the worker side of the connector.
         forward_ns: time of the pass without any waiting.
         wait: until something on a link has finished (or anything else has happened).
@@ -43,7 +47,7 @@ def forward_by_layer(env: Clock, hooks: LayerHooks, forward_ns: int, wait: Calla
     for layer in range(hooks.num_layers):
         yield from wait_each(hooks.wait_for_layer_load(layer))
         until_ns = forward_ns * (layer + 1) // hooks.num_layers  # parts differ by 1 ns at most; the sum is exact
-        yield env.at(until_ns - computed_ns)
+        yield compute.forward(until_ns - computed_ns)
         computed_ns = until_ns
         yield from wait_each(hooks.save_kv_layer(layer))
     yield from wait_each(hooks.wait_for_save())

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from kvsim.clock import Clock
+from kvsim.host_memory import HostMemory, MemoryUser
 
 LinkDirection = Literal["h2d", "d2h"]
 
+NS = 10**9
 SOLO_PPM = 1_000_000  # speed of a stream that has the link to itself, in parts per million
 
 
@@ -20,11 +22,18 @@ class CopyCost(NamedTuple):
         solo_ns: its time alone on the link, submission included.
         shared_ppm: its speed while the other direction is busy too, in parts per million of its speed alone.
         slowdown_ppm: a forward pass takes this many parts per million of its time while the copy runs.
+        host_bytes: what it moves through host memory, for all ranks.
     """
 
     solo_ns: int
     shared_ppm: int = SOLO_PPM
     slowdown_ppm: int = SOLO_PPM
+    host_bytes: int = 0
+
+    @property
+    def host_bytes_per_s(self) -> int:
+        """Host memory bandwidth that the copy takes when it runs alone."""
+        return self.host_bytes * NS // self.solo_ns if self.solo_ns else 0
 
 
 class Transfer:
@@ -49,15 +58,33 @@ class DuplexLink:
     """One copy stream per direction, each first in first out, over one link.
 
     While only one direction is busy it runs at full speed; while both are, each copy runs at its share. A transfer is a
-    fluid: whenever the other direction starts or stops, the rest of it is stretched or squeezed. All TP ranks move
-    their shards at once over their own links, so one link stands for all of them; bytes are counted for all.
+    fluid: whenever the other direction starts or stops, or host memory grants another share, the rest of it is
+    stretched or squeezed. All TP ranks move their shards at once over their own links, so one link stands for all of
+    them; bytes are counted for all.
 
     Args:
         on_finish: called at each instant at which transfers have finished.
+        on_slowdown: told by how much the running copies slow forward passes down, in parts per million of the time
+            of an undisturbed one, whenever it changes.
+        memory: host memory, if it has a limit.
+        ranks: links that this one stands for.
     """
 
-    def __init__(self, env: Clock, on_finish: Callable[[], None] | None = None) -> None:
-        self._env, self.on_finish = env, on_finish
+    def __init__(
+        self,
+        env: Clock,
+        on_finish: Callable[[], None] | None = None,
+        on_slowdown: Callable[[int], None] | None = None,
+        *,
+        memory: HostMemory | None = None,
+        ranks: int = 1,
+    ) -> None:
+        self._env, self.on_finish, self.on_slowdown = env, on_finish, on_slowdown
+        self._slowdown_ppm = SOLO_PPM
+        self._memory = memory = memory or HostMemory(None)
+        self._users: dict[LinkDirection, MemoryUser] = {
+            direction: memory.join(self._advance, self._wake_at_next_finish, ranks) for direction in ("h2d", "d2h")
+        }
         self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": deque(), "d2h": deque()}
         self._updated_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
@@ -69,7 +96,7 @@ class DuplexLink:
         transfer = Transfer(cost, num_bytes, self._env.now)
         self._advance()
         self._queues[direction].append(transfer)
-        self._wake_at_next_finish()
+        self._heads_changed()
         return transfer
 
     def busy_ns(self, direction: LinkDirection) -> int:
@@ -82,10 +109,14 @@ class DuplexLink:
         """Nothing queued in either direction."""
         return not self._queues["h2d"] and not self._queues["d2h"]
 
-    def _rate(self, direction: LinkDirection) -> int:
-        """Speed of the copy at the head of a direction, in parts per million."""
+    def _speed(self, direction: LinkDirection) -> int:
+        """Speed that the link gives the copy at the head of a direction, in parts per million."""
         other: LinkDirection = "d2h" if direction == "h2d" else "h2d"
         return self._queues[direction][0].cost.shared_ppm if self._queues[other] else SOLO_PPM
+
+    def _rate(self, direction: LinkDirection) -> int:
+        """What host memory leaves of that speed."""
+        return max(1, self._speed(direction) * self._users[direction].share_ppm // SOLO_PPM)
 
     def _advance(self) -> None:
         """Bring the heads of both queues up to now, at the rates that held since the last change."""
@@ -108,12 +139,30 @@ class DuplexLink:
                 retired = True
         return retired
 
+    def _heads_changed(self) -> None:
+        """Other copies than before are at the heads of the queues: see what follows."""
+        heads = {direction: queue[0] for direction, queue in self._queues.items() if queue}
+        self._memory.demand(
+            {
+                user: heads[direction].cost.host_bytes_per_s * self._speed(direction) // SOLO_PPM
+                if direction in heads
+                else 0
+                for direction, user in self._users.items()
+            }
+        )
+        self._wake_at_next_finish()
+        slowdown = max((head.cost.slowdown_ppm for head in heads.values()), default=SOLO_PPM)
+        if slowdown != self._slowdown_ppm:
+            self._slowdown_ppm = slowdown
+            if self.on_slowdown is not None:
+                self.on_slowdown(slowdown)
+
     def _wake_at_next_finish(self) -> None:
         self._plan += 1
         delays = [-(-queue[0].work // self._rate(direction)) for direction, queue in self._queues.items() if queue]
         if delays:
             plan = self._plan
-            timeout = self._env.timeout(min(delays))
+            timeout = self._env.timeout(max(0, min(delays)))
             assert timeout.callbacks is not None
             timeout.callbacks.append(lambda _event: self._on_wake(plan))
 
@@ -122,6 +171,6 @@ class DuplexLink:
             return  # the rates have changed since
         self._advance()
         retired = self._retire()
-        self._wake_at_next_finish()
+        self._heads_changed()
         if retired and self.on_finish is not None:
             self.on_finish()

@@ -13,6 +13,7 @@ from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffl
 from kvsim.connectors.simple_cpu_worker import SimpleCPUOffloadWorker
 from kvsim.gates.encoder import EncoderGate, EncoderGate023
 from kvsim.gates.encoder_cache import EncoderCache, EncoderCache023
+from kvsim.host_region import RegionKind
 from kvsim.load_balancer import LoadBalancer, LoadBalancer023
 from kvsim.offload.manager import OffloadingManager, OffloadingManager023
 from kvsim.offload.policies.arc import ArcPolicy, ArcPolicy023
@@ -42,7 +43,11 @@ class Release:
     offloading_worker: type[OffloadingWorker]
     cpu_chunk_alignment_bytes: int  # a chunk's copy in CPU memory is rounded up to this (kv_offload/cpu/spec.py)
     shares_replicated_kv: bool  # MLA under TP on one node: one copy in CPU memory for all ranks
+    offloading_region: RegionKind  # how OffloadingConnector gets its memory (kv_offload/cpu/spec.py)
+    region_files: int  # that many files make up a shared region (kv_offload/cpu/spec.py, _REGION_SEGMENTS)
+    pins_in_chunks: bool  # of at most 64 GiB; else the whole region in one call (kv_offload/cpu/gpu_worker.py)
     cross_layer_kv: bool  # OffloadingConnector asks for blocks that hold all layers (prefer_cross_layer_blocks)
+    loads_behind_forward: bool  # a load waits for the step's forward pass (kv_offload/cpu/gpu_worker.py, wait_stream)
     limits_batch_descriptors: bool  # VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS (simple_kv_offload/cuda_mem_ops.py)
     simple_cpu_connector: type[SimpleCPUOffloadConnector]
     simple_cpu_worker: type[SimpleCPUOffloadWorker]
@@ -67,7 +72,11 @@ RELEASES = {
         offloading_worker=OffloadingWorker,
         cpu_chunk_alignment_bytes=4096,
         shares_replicated_kv=True,
+        offloading_region="shared_map",
+        region_files=32,
+        pins_in_chunks=True,
         cross_layer_kv=False,
+        loads_behind_forward=True,
         limits_batch_descriptors=True,
         simple_cpu_connector=SimpleCPUOffloadConnector,
         simple_cpu_worker=SimpleCPUOffloadWorker,
@@ -90,7 +99,11 @@ RELEASES = {
         offloading_worker=OffloadingWorker023,
         cpu_chunk_alignment_bytes=1,
         shares_replicated_kv=False,
+        offloading_region="pinned_tensors",
+        region_files=1,
+        pins_in_chunks=False,
         cross_layer_kv=True,
+        loads_behind_forward=False,
         limits_batch_descriptors=False,
         simple_cpu_connector=SimpleCPUOffloadConnector023,
         simple_cpu_worker=SimpleCPUOffloadWorker,

@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvsim.config import (
-    Connector,
     CustomStepTime,
     FixedStepTime,
     LMCacheConnectorConfig,
-    LMCacheMPConnectorConfig,
     OffloadingConnectorConfig,
     RunConfig,
-    SimpleCPUConnectorConfig,
 )
-from kvsim.copy_plan import ASSUMED, CopyPlan, plan_copies
+from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.gate_plan import GatePlan, plan_gates
+from kvsim.host_plan import HostPlan, cpu_chunks, plan_host
 from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
@@ -87,6 +85,7 @@ class Plan:
     limits: SchedulerLimits
     sizes: KVSizes
     copies: CopyPlan
+    host: HostPlan
     speculation: Speculation | None
     gates: GatePlan
     notes: tuple[str, ...]
@@ -142,8 +141,9 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     trace, gates = plan_gates(config, limits, trace)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
-    groups = kv_layout(model, tp, sizes.block_tokens).groups
-    copies = plan_copies(config, model, release, link, block_bytes=sizes.block_bytes, groups=groups)
+    pieces = block_pieces(config, model, release, kv_layout(model, tp, sizes.block_tokens).groups)
+    host = plan_host(config, release, sizes, pieces.number)
+    copies = plan_copies(config, link, pieces, block_bytes=sizes.block_bytes, pinned=host.pinned, remote=host.remote)
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
     check_ranks(config, model)
     return Plan(
@@ -159,6 +159,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         sizes=sizes,
         speculation=speculation(config),
         copies=copies,
+        host=host,
         gates=gates,
         notes=(
             *config.notes,
@@ -172,8 +173,14 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *capacity_notes,
             *gates.notes,
             *(ASSUMED + line for line in gates.assumptions),
+            *host.notes,
         ),
-        cautions=(*_cautions(config, model, gpu, limits, sizes), *copies.cautions, *cautions_of(config, tp)),
+        cautions=(
+            *_cautions(config, model, gpu, limits, sizes),
+            *copies.cautions,
+            *cautions_of(config, tp),
+            *host.cautions,
+        ),
     )
 
 
@@ -253,39 +260,8 @@ def _sizes(
         copies = 1
         notes.append(note)
     chunk = blocks_per_chunk(connector, block_tokens)
-    chunk_bytes, num_chunks = _cpu_chunks(connector, block_bytes, tp, copies, release.cpu_chunk_alignment_bytes, chunk)
+    chunk_bytes, num_chunks = cpu_chunks(connector, block_bytes, tp, copies, release.cpu_chunk_alignment_bytes, chunk)
     return KVSizes(block_tokens, num_blocks, block_bytes, tp, copies, num_chunks, chunk_bytes), notes
-
-
-def _cpu_chunks(
-    connector: Connector, block_bytes: int, ranks: int, copies: int, alignment: int, chunk: int
-) -> tuple[int, int]:
-    """(bytes of a chunk in CPU memory, chunks that fit); vLLM: cpu_bytes_to_use is the total over all ranks."""
-    if isinstance(connector, OffloadingConnectorConfig):
-        key, available = "cpu_bytes_to_use", connector.cpu_bytes_to_use
-        chunk_bytes = -(-block_bytes * connector.block_size_factor // alignment) * alignment * copies
-        least = 1
-    elif isinstance(connector, SimpleCPUConnectorConfig):
-        key, available = "cpu_bytes_to_use", connector.cpu_bytes_to_use
-        if connector.cpu_bytes_to_use_per_rank is not None:
-            key, available = "cpu_bytes_to_use_per_rank", connector.cpu_bytes_to_use_per_rank * ranks
-        chunk_bytes = block_bytes * ranks
-        least = 2  # its block 0 is a null block
-    elif isinstance(connector, LMCacheConnectorConfig):
-        key, available, least = "max_local_cpu_size", connector.max_local_cpu_size * copies, 1
-        chunk_bytes = block_bytes * chunk * copies
-    elif isinstance(connector, LMCacheMPConnectorConfig):
-        key, available, least = "l1_size", connector.l1_size, 1
-        chunk_bytes = block_bytes * chunk * copies
-    else:
-        return 0, 0
-    chunks = available // chunk_bytes
-    if chunks < least:
-        raise UserError(
-            f"connector.{key}: {available} B on all ranks: one offloaded block of all ranks takes {chunk_bytes} B,"
-            f" expected room for at least {'one' if least == 1 else 'two'}"
-        )
-    return chunk_bytes, chunks
 
 
 def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: int) -> StepTimeModel:

@@ -21,7 +21,7 @@ from kvsim.connectors.lmcache_mp import LMCacheMPConnector
 from kvsim.connectors.lmcache_mp_worker import LMCacheMPWorker
 from kvsim.connectors.lmcache_worker import LayerwiseLMCacheWorker, LMCacheWorker
 from kvsim.copy_path import Way
-from kvsim.copy_time import host_dram_bytes_per_s, shared_speed
+from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.hardware import CopyCost, DuplexLink, LinkDirection, Transfer
 from kvsim.offload.chunk_store import ChunkStore, Shelf
 from kvsim.offload.lmcache_server import L2, PPM, Eviction, LMCacheServer, Quotas
@@ -71,8 +71,10 @@ class _Hardware:
                 return CopyCost(0)
             batch = (Pieces(units * rank_bytes, 1),) if file else (Pieces(rank_bytes, units),)
             alone, dram = plan.link.batch_ns(way, direction, batch), host_dram_bytes_per_s(plan)
-            least = -(-units * unit_bytes * NS // dram) if dram else 0
-            return CopyCost(max(alone, least), shared_speed(plan, way, direction), plan.link.slowdown_ppm(way))
+            host_bytes = units * unit_bytes
+            least = -(-host_bytes * NS // dram) if dram else 0
+            shared_ppm = plan.link.shared_ppm(way, direction)
+            return CopyCost(max(alone, least), shared_ppm, plan.link.slowdown_ppm(way), host_bytes)
 
         return lambda units: link.submit(direction, cost(units), units * unit_bytes)
 

@@ -23,6 +23,7 @@ from kvsim.config.engine import (
     StepTime,
 )
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
+from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
@@ -40,6 +41,7 @@ __all__ = [
     "FixedStepTime",
     "FsTierConfig",
     "HardwareConfig",
+    "HostConfig",
     "ImagesConfig",
     "InstantTransfer",
     "LMCacheConnectorConfig",

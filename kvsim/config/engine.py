@@ -10,6 +10,7 @@ from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, CustomStepTime
 from kvsim.config.fields import Count, Text
 from kvsim.config.gates import StructuredOutputConfig
+from kvsim.config.host import HostConfig
 from kvsim.config.speculative import SpeculativeConfig
 from kvsim.units import Duration, Rate, Size
 
@@ -43,6 +44,7 @@ class HardwareConfig(Component):
     host_dram_bandwidth: Annotated[Rate, Field(gt=0)] | None = Field(
         None, description="DRAM bandwidth that all ranks share; null = the link profile's"
     )
+    host: HostConfig = Field(default_factory=HostConfig, description="the host's memory")
 
 
 class EngineConfig(Component):

@@ -12,8 +12,12 @@ COPIES_WAIT: frozenset[Direction] = frozenset({"load", "store"})
 STORES_WAIT: frozenset[Direction] = frozenset({"store"})
 
 
-class ComputeStream:
-    """The stream that forward passes run on, one after another; ``free_at_ns`` is when the last one launched ends."""
+class LaunchQueue:
+    """Forward passes in flight, one after another; ``free_at_ns`` is when the last one launched ends.
+
+    The end of a pass is known when it is launched: nothing slows it down (`kvsim.compute.ComputeStream` can be slowed,
+    but has one pass at a time).
+    """
 
     def __init__(self) -> None:
         self.free_at_ns = 0
@@ -35,7 +39,7 @@ class FencedCopier:
         fenced: the directions that wait.
     """
 
-    def __init__(self, copier: Copier, clock: Clock, compute: ComputeStream, fenced: frozenset[Direction]) -> None:
+    def __init__(self, copier: Copier, clock: Clock, compute: LaunchQueue, fenced: frozenset[Direction]) -> None:
         self._copier, self._clock, self._compute, self._fenced = copier, clock, compute, fenced
         self._held: deque[CopyJob] = deque()  # in order of submission, which is that of their fences
 

@@ -12,8 +12,9 @@ from kvsim.connectors.offloading import Job, OffloadingMeta
 class OffloadingWorker:
     """Stores planned in one step are submitted at the start of the next, behind its forward pass; loads at once.
 
-    Rules: vLLM 0.33.0 distributed/kv_transfer/kv_connector/v1/offloading/worker.py. 0.33.0 starts loads after it has
-    launched the forward pass; the launch takes host time that nobody has published, so both start together here.
+    Rules: vLLM 0.33.0 distributed/kv_transfer/kv_connector/v1/offloading/worker.py. 0.33.0 submits loads after it has
+    launched the forward pass, and their stream waits for the compute stream (kv_offload/cpu/gpu_worker.py), so they
+    begin when the pass has ended; the copier sees to that. 0.23.0 submits them before, and nothing holds them up.
     """
 
     def __init__(self, copier: Copier) -> None:

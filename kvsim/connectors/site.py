@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.clock import Clock
+from kvsim.compute import ComputeStream
 from kvsim.connectors.base import CopyJob, KVConnector
 from kvsim.connectors.link_copier import CopyTime, LinkCopier
 from kvsim.errors import UserError
 from kvsim.hardware import CopyCost, DuplexLink, LinkDirection
+from kvsim.host_memory import HostMemory
 from kvsim.request import Request
 
 NS = 10**9
@@ -29,6 +31,8 @@ class Site:
         enable_caching: vLLM's enable_prefix_caching.
         seed: of every random choice.
         pool: the GPU's blocks; touch what you keep beside the requests' tables, and name it in `gpu_holds`.
+        memory: bandwidth of the host's memory, to be shared with whatever else moves bytes through it.
+        compute: forward passes, which copies by kernel slow down.
     """
 
     clock: Clock
@@ -40,6 +44,8 @@ class Site:
     seed: int
     pool: BlockPool
     gpu_copy_time: CopyTime
+    memory: HostMemory
+    compute: ComputeStream
     instant: bool = False  # copies take no time
     links: list[DuplexLink] = field(default_factory=list)
     _on_wake: list[Callable[[], None]] = field(default_factory=list)
@@ -55,7 +61,9 @@ class Site:
 
     def gpu_copier(self) -> LinkCopier:
         """Copies between GPU and host over the engine's own link, timed by its profile, one descriptor per block."""
-        return self._copier(self.gpu_copy_time)
+        disturb = self.compute.disturber()
+        link = DuplexLink(self.clock, self.wake, disturb, memory=self.memory, ranks=self.tensor_parallel_size)
+        return self._copier(link, self.gpu_copy_time)
 
     def copier(self, bytes_per_s: int, latency_ns: int = 0) -> LinkCopier:
         """Copies over a link of its own: latency, then bytes at this rate, one after the other in each direction."""
@@ -63,10 +71,10 @@ class Site:
         def cost(job: CopyJob, _direction: LinkDirection) -> CopyCost:
             return CopyCost(latency_ns + -(-len(job.gpu_blocks) * self.block_bytes * NS // bytes_per_s))
 
-        return self._copier((lambda _job, _direction: CopyCost(0)) if self.instant else cost)
-
-    def _copier(self, copy_time: CopyTime) -> LinkCopier:
         link = DuplexLink(self.clock, self.wake)
+        return self._copier(link, (lambda _job, _direction: CopyCost(0)) if self.instant else cost)
+
+    def _copier(self, link: DuplexLink, copy_time: CopyTime) -> LinkCopier:
         self.links.append(link)
         return LinkCopier(link, copy_time, {"h2d": self.block_bytes, "d2h": self.block_bytes})
 

@@ -16,6 +16,7 @@ from kvsim.profile.figures import (
     TimeFigure,
     assumed_figures,
 )
+from kvsim.profile.host import HostProfile, load_host
 from kvsim.profile.link import PPM, Direction, Duplex, LinkProfile, PathName, Remote, Share
 from kvsim.profile.paths import CopyPath, DmaLoop, KernelCopies, Pageable, Pieces
 from kvsim.profile.presets import default_link, dump_link, link_names, load_link
@@ -29,6 +30,7 @@ __all__ = [
     "FactorFigure",
     "Figure",
     "Grid",
+    "HostProfile",
     "IsoDate",
     "KernelCopies",
     "LinkProfile",
@@ -46,5 +48,6 @@ __all__ = [
     "default_link",
     "dump_link",
     "link_names",
+    "load_host",
     "load_link",
 ]

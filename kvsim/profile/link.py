@@ -141,7 +141,7 @@ class LinkProfile(Component):
         """How fast batched copies of each direction are while both are busy, in parts per million of their peaks."""
         return Share(self.shared_ppm("dma_batch", "h2d"), self.shared_ppm("dma_batch", "d2h"))
 
-    def shared_ppm(self, way: PathName, direction: Direction) -> int:
+    def shared_ppm(self, way: PathName, direction: Direction, *, remote: bool = False) -> int:
         """Speed of a copy while the other direction is busy too, in parts per million of its speed alone.
 
         Both directions are taken to be copied in the same way; a mix of ways was never measured.
@@ -150,13 +150,15 @@ class LinkProfile(Component):
             return PPM
         if way == "kernel" and self.kernel is not None:
             total = self.kernel.total
-            return PPM if total is None else min(PPM, PPM * total.used // (2 * self.peak(way, direction)))
+            return (
+                PPM if total is None else min(PPM, PPM * total.used // (2 * self.peak(way, direction, remote=remote)))
+            )
         if self.duplex is None:
             return PPM
         total_bytes, part = self.duplex.total.used, self.duplex.h2d_part
         h2d = total_bytes * (round(PPM * part.used) if part is not None else PPM // 2) // PPM
         mine = h2d if direction == "h2d" else total_bytes - h2d
-        return min(PPM, PPM * mine // self.peak(way, direction))
+        return min(PPM, PPM * mine // self.peak(way, direction, remote=remote))
 
     def slowdown_ppm(self, way: PathName) -> int:
         """Factor on compute time while such a copy runs, in parts per million: 1,000,000 is no slow-down."""

@@ -103,6 +103,7 @@ class Totals:
     end_ns: int = 0
     steps: int = 0
     gpu_busy_ns: int = 0
+    slowdown_ns: int = 0  # part of gpu_busy_ns: lost to copies that run on SMs
     stall_ns: int = 0  # nothing computed although requests wait, because KV is being loaded
     flush_stall_ns: int = 0  # steps held up by copies out of blocks that they hand out again
     sync_stall_ns: int = 0  # forward passes held up by the KV that they load and save themselves

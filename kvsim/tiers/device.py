@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Literal
 
 from kvsim.clock import Clock
+from kvsim.host_memory import FULL_PPM, HostMemory
 
 WHOLE = 10**9  # the whole device; shares of it are in these parts, so that rounding stays below a nanosecond per second
 NS = 10**9
@@ -47,14 +48,22 @@ class IoCost:
 class Stream:
     """Chunks that one thread moves one after another. ``work``: what is left, in device nanoseconds times `WHOLE`."""
 
-    __slots__ = ("cap", "chunk_work", "num_chunks", "on_done", "rate", "work")
+    __slots__ = ("cap", "chunk_bytes", "chunk_work", "num_chunks", "on_done", "part", "rate", "work")
 
-    def __init__(self, num_chunks: int, device_ns: int, alone_ns: int, on_done: Callable[[], None]) -> None:
-        self.num_chunks, self.on_done = num_chunks, on_done
+    def __init__(
+        self, num_chunks: int, chunk_bytes: int, device_ns: int, alone_ns: int, on_done: Callable[[], None]
+    ) -> None:
+        self.num_chunks, self.chunk_bytes, self.on_done = num_chunks, chunk_bytes, on_done
         self.chunk_work = device_ns * WHOLE
         self.work = num_chunks * self.chunk_work
         self.cap = max(device_ns * WHOLE // alone_ns, 1)
-        self.rate = 0
+        self.part = 0  # of the device, in parts of WHOLE
+        self.rate = 0  # what host memory leaves of it
+
+    @property
+    def bytes_per_s(self) -> int:
+        """What it moves with its part of the device."""
+        return self.chunk_bytes * self.part * NS // self.chunk_work
 
 
 class StorageDevice:
@@ -67,10 +76,19 @@ class StorageDevice:
     Args:
         costs: of a chunk, per direction.
         on_change: called at each instant at which streams have finished, after their own callbacks.
+        memory: host memory, through which every byte goes once; all streams are slowed alike where it is short.
     """
 
-    def __init__(self, env: Clock, costs: dict[IoDirection, IoCost], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        env: Clock,
+        costs: dict[IoDirection, IoCost],
+        on_change: Callable[[], None],
+        memory: HostMemory | None = None,
+    ) -> None:
         self._env, self._costs, self._on_change = env, costs, on_change
+        self._memory = memory or HostMemory(None)
+        self._memory_user = self._memory.join(self._advance, self._wake_at_next_end)
         self._active: list[Stream] = []
         self._updated_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
@@ -79,7 +97,7 @@ class StorageDevice:
     def start(self, direction: IoDirection, num_chunks: int, chunk_bytes: int, on_done: Callable[[], None]) -> Stream:
         """One stream more, from now on; ``on_done`` is called when its last chunk has been moved."""
         cost = self._costs[direction]
-        stream = Stream(num_chunks, cost.device_ns(chunk_bytes), cost.alone_ns(chunk_bytes), on_done)
+        stream = Stream(num_chunks, chunk_bytes, cost.device_ns(chunk_bytes), cost.alone_ns(chunk_bytes), on_done)
         self._advance()
         self._active.append(stream)
         self._share()
@@ -107,8 +125,14 @@ class StorageDevice:
         """Water filling: the smallest caps first, each gets its cap or an even part of what is left."""
         left, waiting = WHOLE, len(self._active)
         for stream in sorted(self._active, key=attrgetter("cap")):
-            stream.rate = max(min(stream.cap, left // waiting), 1)
-            left, waiting = left - stream.rate, waiting - 1
+            stream.part = max(min(stream.cap, left // waiting), 1)
+            left, waiting = left - stream.part, waiting - 1
+        self._memory.demand({self._memory_user: sum(stream.bytes_per_s for stream in self._active)})
+        self._wake_at_next_end()
+
+    def _wake_at_next_end(self) -> None:
+        for stream in self._active:
+            stream.rate = max(stream.part * self._memory_user.share_ppm // FULL_PPM, 1)
         self._plan += 1
         if self._active:
             plan = self._plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import CopyJob
-from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, ComputeStream, FencedCopier
+from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
 
 
 class Submissions:
@@ -33,13 +33,13 @@ def job(number: int, direction: str = "store") -> CopyJob:
 
 def test_forward_passes_follow_each_other() -> None:
     """One that is launched while another runs ends its own time after it; on an idle GPU it starts at once."""
-    compute = ComputeStream()
+    compute = LaunchQueue()
     assert [compute.launch(0, 10), compute.launch(3, 5), compute.launch(40, 1)] == [10, 15, 41]
 
 
 def test_a_copy_starts_when_the_gpu_has_come_so_far() -> None:
     """It waits for what was launched before it, not for what is launched later, and keeps its place."""
-    clock, compute = Clock(), ComputeStream()
+    clock, compute = Clock(), LaunchQueue()
     inner = Submissions(clock)
     copier = FencedCopier(inner, clock, compute, COPIES_WAIT)
     copier.submit(job(0))
@@ -58,7 +58,7 @@ def test_a_copy_starts_when_the_gpu_has_come_so_far() -> None:
 
 def test_loads_of_simple_cpu_do_not_wait() -> None:
     """Only the directions named wait."""
-    clock, compute = Clock(), ComputeStream()
+    clock, compute = Clock(), LaunchQueue()
     inner = Submissions(clock)
     copier = FencedCopier(inner, clock, compute, STORES_WAIT)
     compute.launch(0, 10)

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.clock import Clock
+from kvsim.hardware import CopyCost, DuplexLink
+from kvsim.host_memory import HostMemory
 from kvsim.tiers.device import IoCost, IoDirection, StorageDevice
 
 # 1 GB/s, so that a byte takes a nanosecond of the device.
@@ -116,3 +118,30 @@ def test_nothing_is_faster_than_alone_and_the_device_never_does_more_than_it_can
     assert abs(busy_ns - work_ns) <= 2 * len(named)  # a stream may end in the middle of its last nanosecond
     first = min(at for _, at, *_ in named)
     assert max(times.values()) - first >= work_ns - 2 * len(named)
+
+
+def test_a_device_and_a_link_share_host_memory() -> None:
+    """Reads want 1 B/ns, a copy 3 of the 3 B/ns there are: the reads keep all, the copy gets 2 until they are done."""
+    env = Clock()
+    memory = HostMemory(3 * 10**9)
+    plain = IoCost(10**9, 10**9, 0)
+    device = StorageDevice(env, {"read": plain, "write": plain}, lambda: None, memory)
+    link = DuplexLink(env, memory=memory)
+    ends: list[tuple[str, int]] = []
+    device.start("read", 4, 50, lambda: ends.append(("read", env.now)))
+    copy = link.submit("h2d", CopyCost(200, host_bytes=600), 1)
+    env.run()
+    # 200 ns at two thirds of the speed leave 66.7 ns of work
+    assert [*ends, ("copy", copy.finished_ns)] == [("read", 200), ("copy", 267)]
+
+
+def test_memory_that_is_short_slows_a_device_down() -> None:
+    """Two streams of a device of 2 B/ns on memory of 1 B/ns: 100 chunks of 10 B take 1,000 ns instead of 500."""
+    env = Clock()
+    plain = IoCost(2 * 10**9, 2 * 10**9, 0)
+    device = StorageDevice(env, {"read": plain, "write": plain}, lambda: None, HostMemory(10**9))
+    ends: list[int] = []
+    device.start("read", 50, 10, lambda: ends.append(env.now))
+    device.start("write", 50, 10, lambda: ends.append(env.now))
+    env.run()
+    assert ends == [1_000, 1_000]

@@ -1,0 +1,106 @@
+"""The compute stream of a GPU: forward passes, slower while something else takes SMs from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+from kvsim.clock import Clock
+
+FULL_PPM = 1_000_000  # speed of a pass that has the GPU to itself, in parts per million
+
+
+class ComputeStream:
+    """One forward pass at a time, as a fluid: whenever the slow-down changes, the rest is stretched or squeezed.
+
+    All TP ranks compute in step, so one stream stands for all of them. The slow-down is given from outside (by a link
+    whose copies run on SMs); copies are not slowed by a pass in return: nobody has published by how much.
+
+    Attributes:
+        lost_ns: time by which passes that have ended took longer than alone.
+    """
+
+    def __init__(self, env: Clock) -> None:
+        self._env = env
+        self.lost_ns = 0
+        self._speed_ppm = FULL_PPM
+        self._slowdowns: list[int] = []  # of each link
+        self._work = 0  # what is left of the pass: nanoseconds at full speed, times FULL_PPM
+        self._updated_ns = self._alone_until_ns = 0
+        self._plan = 0  # number of the latest wake-up; older ones are void
+        self.ended: simpy.Event | None = None  # of the pass that runs
+        self._is_fluid = True  # whether it is timed here
+
+    def forward(self, work_ns: int) -> simpy.Event:
+        """Start a pass that would take ``work_ns`` alone. The event fires when it has ended."""
+        assert self.ended is None, "one forward pass at a time"
+        self._work, self._updated_ns = work_ns * FULL_PPM, self._env.now
+        self._alone_until_ns = self._env.now + work_ns
+        self.ended, self._is_fluid = self._env.event(), True
+        self._wake_at_end()
+        return self.ended
+
+    def occupy(self) -> None:
+        """A pass starts of which somebody else says when it ends, by `vacate`; nothing slows it down."""
+        assert self.ended is None, "one forward pass at a time"
+        self._plan += 1
+        self.ended, self._is_fluid = self._env.event(), False
+
+    def vacate(self) -> None:
+        """That pass has ended."""
+        assert self.ended is not None
+        ended, self.ended = self.ended, None
+        ended.succeed()
+
+    def after_launched(self, action: Callable[[], None]) -> None:
+        """Act when everything launched at this instant has ended; at this instant if nothing is.
+
+        A CUDA stream that waits for the compute stream (`wait_stream`) waits for what has been launched on it so far.
+        """
+        look = self._env.timeout(0)  # after whoever runs now has launched what it is going to launch
+        assert look.callbacks is not None
+        look.callbacks.append(lambda _event: self._act_behind(action))
+
+    def _act_behind(self, action: Callable[[], None]) -> None:
+        if self.ended is None:
+            action()
+        else:
+            assert self.ended.callbacks is not None
+            self.ended.callbacks.append(lambda _event: action())
+
+    def disturber(self) -> Callable[[int], None]:
+        """For one more link whose copies may disturb: tell it the slow-down, as `slow_down`; the worst one counts."""
+        number = len(self._slowdowns)
+        self._slowdowns.append(FULL_PPM)
+
+        def disturb(slowdown_ppm: int) -> None:
+            self._slowdowns[number] = slowdown_ppm
+            self.slow_down(max(self._slowdowns))
+
+        return disturb
+
+    def slow_down(self, slowdown_ppm: int) -> None:
+        """From now on a pass takes so many parts per million of its time; 1,000,000 = undisturbed."""
+        speed = FULL_PPM * FULL_PPM // slowdown_ppm
+        if speed == self._speed_ppm:
+            return
+        if self.ended is not None and self._is_fluid:
+            self._work -= (self._env.now - self._updated_ns) * self._speed_ppm
+            self._updated_ns = self._env.now
+        self._speed_ppm = speed
+        if self.ended is not None and self._is_fluid:
+            self._wake_at_end()
+
+    def _wake_at_end(self) -> None:
+        self._plan += 1
+        plan = self._plan
+        wake = self._env.at(-(-max(self._work, 0) // self._speed_ppm))
+        assert wake.callbacks is not None
+        wake.callbacks.append(lambda _event: self._on_wake(plan))
+
+    def _on_wake(self, plan: int) -> None:
+        if plan == self._plan and self.ended is not None:
+            self.lost_ns += self._env.now - self._alone_until_ns
+            ended, self.ended = self.ended, None
+            ended.succeed()
