@@ -68,9 +68,17 @@ class Books(EngineObserver):
         self.sample_of_all: Callable[[], Sample] = self.sample  # of the whole server, if it has other ranks
         self._cut_short = 0  # requests whose output ended at max_model_len
 
-    def open(self, request: Request, entry: RequestRecord) -> None:
-        """The request has been submitted; ``entry`` is kept up to date until it ends."""
+    def open(self, request: Request, entry: RequestRecord, kept_tokens: int = 0) -> None:
+        """The request has been submitted; ``entry`` is kept up to date until it ends.
+
+        ``kept_tokens``: of a streaming session that goes on: computed before and kept, so nobody looks them up.
+        """
         self._open[request] = entry
+        entry.preemptions = -request.num_preemptions  # those before are in an earlier record
+        if kept_tokens:
+            entry.local_hit_tokens = kept_tokens
+            self._record.totals.prompt_tokens += request.num_prompt_tokens
+            self._record.totals.local_hit_tokens += kept_tokens
 
     # -- what the engine tells
     def on_step_scheduled(self, output: SchedulerOutput) -> None:
@@ -126,7 +134,7 @@ class Books(EngineObserver):
             entry = self._open.pop(request)
             entry.status, entry.finish_ns = "finished", now
             entry.output_tokens = request.num_output_tokens
-            entry.preemptions = request.num_preemptions
+            entry.preemptions += request.num_preemptions
             self._cut_short += request.num_output_tokens < request.max_tokens
             self._record.totals.output_tokens += request.num_output_tokens
         if self._kv_events is not None:
@@ -219,7 +227,8 @@ class Books(EngineObserver):
         for request, reason in stuck_requests(self._scheduler):
             entry = self._open[request]
             entry.reason = reason
-            entry.output_tokens, entry.preemptions = request.num_output_tokens, request.num_preemptions
+            entry.output_tokens = request.num_output_tokens
+            entry.preemptions += request.num_preemptions
         held = self._scheduler.kv.tables.keys() - self._scheduler.requests.keys()
         if held:
             record.cautions.append(

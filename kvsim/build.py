@@ -40,6 +40,7 @@ from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series, Totals
 from kvsim.scheduler import Scheduler
 from kvsim.spec_scheduler import SpeculativeScheduler
+from kvsim.streaming import StreamingInstance
 from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.trace.replay import ReplayOptions, Submit, play
 
@@ -175,7 +176,8 @@ class Simulation:
         site.wakes(engine.notify)
         tenants, sessions = config.trace.tenants, plan.trace.sessions
         tenant_of = {session.name: at % len(tenants) for at, session in enumerate(sessions)} if tenants else {}
-        return books, Instance(engine, books, record.requests, self._request_ended, tenants, tenant_of, rank=rank)
+        kind = StreamingInstance if config.trace.streaming_sessions else Instance
+        return books, kind(engine, books, record.requests, self._request_ended, tenants, tenant_of, rank=rank)
 
     def _notify(self) -> None:
         self._engine.notify()

@@ -34,11 +34,13 @@ class Demands:
         adapter: number of the LoRA adapter; 0 = the base model.
         grammar: what structured output must follow; equal texts are equal grammars; empty = none.
         encoder_inputs: in order of their positions, without overlap.
+        resumable: a streaming session: after its output it waits for more input, and keeps its blocks.
     """
 
     adapter: int = 0
     grammar: str = ""
     encoder_inputs: tuple[EncoderInput, ...] = ()
+    resumable: bool = False
 
 
 PLAIN = Demands()

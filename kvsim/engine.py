@@ -13,7 +13,7 @@ from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, 
 from kvsim.errors import UserError
 from kvsim.forward import forward_by_layer
 from kvsim.lockstep import Lockstep
-from kvsim.request import Request
+from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import Scheduler
 
 # Far more than any chain of decisions at one instant; beyond it time has stopped.
@@ -108,6 +108,7 @@ class Engine:
         self._check_every_step = check_every_step
         self._ended: dict[Request, simpy.Event] = {}
         self._aborts: list[Request] = []
+        self._over: list[Request] = []  # streaming sessions
         self._wake: simpy.Event | None = None
         self._blocked_ns = 0  # time that the scheduler was held up in this step's decisions
         self._news = False  # something has happened since the last decision
@@ -129,6 +130,19 @@ class Engine:
     def abort(self, request: Request) -> None:
         """The client of a request has gone; takes effect before the next decision."""
         self._aborts.append(request)
+        self.notify()
+
+    def continue_session(self, request: Request) -> simpy.Event:
+        """A streaming session has got more input. The event fires when it has produced its output."""
+        del self.scheduler.parked[request]
+        self._fruitless_steps = 0
+        ended = self._ended[request] = self.env.event()
+        self.notify()
+        return ended
+
+    def end_session(self, request: Request) -> None:
+        """A streaming session that waits for input gets no more; takes effect before the next decision."""
+        self._over.append(request)
         self.notify()
 
     def notify(self) -> None:
@@ -155,7 +169,7 @@ class Engine:
             if steps > MAX_STEPS_AT_AN_INSTANT:
                 raise NoProgressError(_no_progress(self.scheduler, instant))
             self._take_aborts()
-            if self.scheduler.requests:
+            if self.scheduler.has_unfinished():
                 self._idle_steps = 0
             if self._has_work():
                 self._idle_steps += 1
@@ -185,7 +199,9 @@ class Engine:
             if ended is not None:
                 self.scheduler.abort_request(request)
                 ended.succeed(request)
-        self._aborts = []
+        for request in self._over:
+            self.scheduler.abort_request(request)
+        self._aborts, self._over = [], []
 
     def _wait(self) -> Generator[simpy.Event, Any, None]:
         self._wake = self.env.event()
@@ -259,7 +275,11 @@ class Engine:
             self._ended.pop(request).succeed(request)
         moved = took_part or self._moved(output, worker_output, ended)
         self._fruitless_steps = 0 if moved else self._fruitless_steps + 1
-        if self._give_up_after is not None and self._fruitless_steps > self._give_up_after and scheduler.requests:
+        if (
+            self._give_up_after is not None
+            and self._fruitless_steps > self._give_up_after
+            and scheduler.has_unfinished()
+        ):
             raise NoProgressError(_no_progress(scheduler, self.env.now))
 
     def _wait_for(
@@ -285,7 +305,7 @@ class Engine:
             yield from self._stall()
 
     def _stall(self) -> Generator[simpy.Event, Any, None]:
-        started, waiting = self.env.now, bool(self.scheduler.requests)
+        started, waiting = self.env.now, self.scheduler.has_unfinished()
         yield from self._wait()
         yield self.env.at(0)
         if waiting:
@@ -316,6 +336,8 @@ def stuck_requests(scheduler: Scheduler) -> list[tuple[Request, str]]:
     kv, free = scheduler.kv, scheduler.kv.pool.num_free
     stuck: list[tuple[Request, str]] = []
     for request in scheduler.requests:
+        if request.status is RequestStatus.WAITING_FOR_STREAMING_REQ:
+            continue  # its client will send more, or end it
         held, need = len(kv.tables.get(request, ())), kv.num_remaining_blocks(request)
         reason = f"holds {held} GPU blocks, needs {need} more, {free} of {kv.pool.num_blocks - 1} are free"
         if need > free:

@@ -10,6 +10,7 @@ from kvsim.errors import UserError
 from kvsim.gates.base import Gate, Gates
 from kvsim.gates.grammar import GrammarGate, ThreadPoolCompiler
 from kvsim.gates.loras import LoraGate
+from kvsim.gates.streaming import StreamingGate
 from kvsim.limits import SchedulerLimits
 from kvsim.releases import Release
 from kvsim.trace.demands import Demanded, Wishes, settle
@@ -22,6 +23,7 @@ class GatePlan:
 
     max_loras: int = 0
     grammars: int = 0  # requests with one
+    streaming: bool = False
     compile_ns: int = 0
     compile_threads: int = 1
     cache_grammars: bool = True
@@ -34,7 +36,7 @@ class GatePlan:
 
     def build(self, clock: Clock, release: Release) -> tuple[Gate, ThreadPoolCompiler | None]:
         """The gates of one scheduler. The engine has to be told when the compiler (if any) has something ready."""
-        gates: list[Gate] = []
+        gates: list[Gate] = [StreamingGate()] if self.streaming else []
         compiler = None
         if self.grammars:
             compiler = ThreadPoolCompiler(
@@ -75,10 +77,12 @@ def plan_gates(config: RunConfig, limits: SchedulerLimits, trace: Trace) -> tupl
             f"engine.disable_chunked_mm_input: an image of {largest} tokens exceeds max_num_batched_tokens ({default}),"
             " expected false or a larger budget"
         )
+    _check_streaming(config)
     notes, assumptions = _explain(config, demanded)
     return trace, GatePlan(
         max_loras=engine.max_loras if demanded.adapters else 0,
         grammars=demanded.grammars,
+        streaming=config.trace.streaming_sessions,
         compile_ns=output.compile_time,
         compile_threads=output.compile_threads,
         cache_grammars=output.cache,
@@ -89,6 +93,26 @@ def plan_gates(config: RunConfig, limits: SchedulerLimits, trace: Trace) -> tupl
         notes=tuple(notes),
         assumptions=tuple(assumptions),
     )
+
+
+def _check_streaming(config: RunConfig) -> None:
+    """Refuse streaming sessions with what they are not simulated with."""
+    if not config.trace.streaming_sessions:
+        return
+    engine = config.engine
+    obstacles = {
+        # It would generate as many tokens in each part as in the first.
+        "engine.vllm_version 0.23.0, which ignores max_tokens of later parts": engine.vllm_version == "0.23.0",
+        # vLLM's heap is not put in order when a waiting session gets a new arrival time.
+        "engine.scheduling_policy priority": engine.scheduling_policy == "priority",
+        "engine.async_scheduling": engine.async_scheduling,
+        "engine.speculative": engine.speculative is not None,
+        "engine.data_parallel_size": engine.data_parallel_size > 1,
+        f"connector.kind {config.connector.kind}": config.connector.kind not in {"none", "offloading", "simple_cpu"},
+    }
+    for what, is_given in obstacles.items():
+        if is_given:
+            raise UserError(f"trace.streaming_sessions: true: expected false with {what}: not simulated")
 
 
 def _explain(config: RunConfig, demanded: Demanded) -> tuple[list[str], list[str]]:

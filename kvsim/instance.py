@@ -51,46 +51,60 @@ class Instance:
 
     def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
         """One turn of a session arrives; the event fires when it has ended."""
-        now, number = self.engine.env.now, len(self._records)
+        entry = self._new_entry(session, stream, index, turn)
+        reason = self.refusal(turn.input_tokens, turn.output_tokens)
+        if reason:
+            return self._reject(entry, reason)
+        request = self._new_request(entry, session, turn)
+        self._books.open(request, entry)
+        return self._told(self.engine.submit(request))
+
+    def _new_entry(self, session: Session, stream: str, index: int, turn: Turn) -> RequestRecord:
+        number = len(self._records)
         entry = RequestRecord(
             request_id=f"{number:06d}:{session.name}{'/' + stream if stream else ''}#{index}",
             session=session.name,
             stream=stream,
             turn=index,
-            arrival_ns=now,
+            arrival_ns=self.engine.env.now,
             prompt_tokens=turn.input_tokens,
             rank=self.rank,
         )
+        if self._tenants:
+            entry.tenant = self._tenants[self._tenant_of[session.name]]
         self._records.append(entry)
-        reason = self.refusal(turn.input_tokens, turn.output_tokens)
-        if reason:
-            entry.status, entry.reason = "rejected", reason
-            self._on_ended()
-            return self.engine.env.event().succeed()
-        size = self.scheduler.kv.block_size
-        total = turn.input_tokens + turn.output_tokens
+        return entry
+
+    def _reject(self, entry: RequestRecord, reason: str) -> simpy.Event:
+        entry.status, entry.reason = "rejected", reason
+        self._on_ended()
+        return self.engine.env.event().succeed()
+
+    def _told(self, ended: simpy.Event) -> simpy.Event:
+        assert ended.callbacks is not None
+        ended.callbacks.append(lambda _event: self._on_ended())
+        return ended
+
+    def _content(self, session: Session, turn: Turn) -> Content:
+        size, total = self.scheduler.kv.block_size, turn.input_tokens + turn.output_tokens
         content: Content = ChainContent(turn.chain, self._block_ids, size, total)
         if turn.demands.adapter:
             content = AdapterContent(content, turn.demands.adapter)
         if self._tenants:
-            salt = self._tenant_of[session.name]
-            entry.tenant = self._tenants[salt]
-            content = Salted(content, salt, len(self._tenants))
-        request = Request(
+            content = Salted(content, self._tenant_of[session.name], len(self._tenants))
+        return content
+
+    def _new_request(self, entry: RequestRecord, session: Session, turn: Turn) -> Request:
+        return Request(
             entry.request_id,
-            content,
-            block_size=size,
+            self._content(session, turn),
+            block_size=self.scheduler.kv.block_size,
             num_prompt_tokens=turn.input_tokens,
             max_tokens=turn.output_tokens,
-            arrival=now,
+            arrival=entry.arrival_ns,
             hash_lookahead_tokens=self.scheduler.kv.hash_lookahead_tokens,
             demands=turn.demands,
         )
-        self._books.open(request, entry)
-        ended = self.engine.submit(request)
-        assert ended.callbacks is not None
-        ended.callbacks.append(lambda _event: self._on_ended())
-        return ended
 
     def refusal(self, prompt_tokens: int, output_tokens: int) -> str | None:
         """Why a request of this size can never run here; None if it can.

@@ -17,10 +17,11 @@ class RequestStatus(IntEnum):
     WAITING = 0
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 1
     WAITING_FOR_REMOTE_KVS = 2  # parked: blocks allocated, KV on its way
-    RUNNING = 3
-    PREEMPTED = 4
-    FINISHED = 5
-    ABORTED = 6  # finished too, but by its client
+    WAITING_FOR_STREAMING_REQ = 3  # parked between two parts of its input, with its blocks
+    RUNNING = 4
+    PREEMPTED = 5
+    FINISHED = 6
+    ABORTED = 7  # finished too, but by its client
 
 
 class Content(Protocol):
@@ -129,6 +130,27 @@ class Request:
         full, rest = divmod(self.num_tokens - self.hash_lookahead_tokens, self.block_size)
         if rest == 0 and full > 0:
             self.block_hashes += self.content.block_hashes(full - 1, full)
+
+    def continue_with(
+        self, content: Content, *, num_prompt_tokens: int, max_tokens: int, arrival: int, demands: Demands
+    ) -> int:
+        """The next part of a streaming session: everything so far but the last sampled token is its prompt now.
+
+        vLLM 0.33.0 v1/core/sched/scheduler.py (_update_request_as_session): the last sampled token, which has no KV
+        yet, is dropped; a client that wants it in the prompt sends it again.
+
+        Returns:
+            Tokens kept.
+        """
+        kept = self.num_tokens - 1
+        full = kept // self.block_size
+        del self.block_hashes[full:]
+        self.block_hashes += content.block_hashes(full, num_prompt_tokens // self.block_size)
+        self.content, self.demands, self.gated = content, demands, demands != PLAIN
+        self.num_prompt_tokens = self.num_tokens = num_prompt_tokens
+        self.max_tokens, self.arrival = max_tokens, arrival
+        self.status = RequestStatus.WAITING
+        return kept
 
     def __lt__(self, other: Request) -> bool:
         # vLLM 0.33.0 v1/request.py: smaller priority first, then earlier arrival, then the id as a string.

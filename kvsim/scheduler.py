@@ -18,6 +18,7 @@ class Scheduler(SchedulerState):
     draft_slots = num_spec_slots = 0  # speculative decoding: of the budget per request; of KV behind its own tokens
     self_preemption_ends_pass = False  # PRIORITY: a request that preempted itself ends the running pass
     counts_idle_adapters = True  # adapters of running requests without tokens in this step count for max_loras
+    sessions_keep_slots = True  # streaming sessions between two parts of their input count for max_num_seqs
     closed_gate_ends_scan = False  # a waiting request whose tokens a gate limits to none ends the scan
 
     # -- one step
@@ -115,7 +116,8 @@ class Scheduler(SchedulerState):
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         self.waiting.begin_scan()
         self.gates.begin_scan(self.running if self.counts_idle_adapters else output.num_scheduled_tokens)
-        while budget > 0 and len(self.running) < self.limits.max_num_seqs:
+        slots = self.limits.max_num_seqs - (len(self.parked) if self.sessions_keep_slots else 0)
+        while budget > 0 and len(self.running) < slots:
             queue = self.waiting.select()
             if queue is None:
                 break
@@ -236,7 +238,7 @@ class Scheduler(SchedulerState):
         """Append the sampled tokens, end requests (in scheduling order), then apply the worker's reports."""
         ended = self._take_outputs(output)
         if ended:
-            self.running = [request for request in self.running if not request.is_finished]
+            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
         if worker_output is not None and self.connector is not None:
             self.connector.update_connector_output(worker_output)
             for request in worker_output.received:
@@ -260,5 +262,8 @@ class Scheduler(SchedulerState):
             request.append_output_token()
             if request.num_output_tokens >= request.max_tokens or request.num_tokens >= longest:
                 ended.append(request)
-                self._end(request, RequestStatus.FINISHED)
+                if request.demands.resumable:
+                    self._park(request)
+                else:
+                    self._end(request, RequestStatus.FINISHED)
         return ended

@@ -13,4 +13,5 @@ class Scheduler023(Scheduler):
     lone_prefill_uncapped = False
     self_preemption_ends_pass = True
     counts_idle_adapters = False
+    sessions_keep_slots = False
     closed_gate_ends_scan = True

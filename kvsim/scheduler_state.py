@@ -46,6 +46,7 @@ class SchedulerState:
         self.running: list[Request] = []
         self.requests: dict[Request, None] = {}  # all that have arrived and not ended
         self._held = HeldBlocks(self._free_blocks)  # of requests that have ended
+        self.parked: dict[Request, None] = {}  # streaming sessions without input: queued, but not to be served
         self.received: set[Request] = set()  # loads that are complete; never iterated
         self._by_priority = limits.scheduling_policy == "priority"
         self._finished: list[Request] = []  # since the last schedule(), in finish order
@@ -82,19 +83,30 @@ class SchedulerState:
                 self.received.discard(request)
         self._end(request, RequestStatus.ABORTED, keep_blocks=keep_blocks)
 
+    def has_unfinished(self) -> bool:
+        """Whether a request is to be served; streaming sessions without input are not."""
+        return len(self.requests) > len(self.parked)
+
     def has_requests(self) -> bool:
         """Whether another step is due: requests, ends that nobody has been told of, or copies to wait for."""
         return bool(
-            self.requests
+            self.has_unfinished()
             or self._finished
             or self._held
             or (self.connector is not None and self.connector.has_pending_work())
         )
 
     # -- requests out
+    def _park(self, request: Request) -> None:
+        """Its output is complete and its client may go on: it waits, with its blocks (_handle_stopped_request)."""
+        request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
+        self.parked[request] = None
+        self.waiting.add(request)
+
     def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
         request.status = status
         self._inflight_prefills.pop(request, None)
+        self.parked.pop(request, None)
         reports = int(keep_blocks)
         if self.connector is not None:
             reports += bool(self.connector.request_finished(request, self.kv.tables.get(request, [])))

@@ -130,8 +130,8 @@ class WaitingQueues:
         yield from self.waiting
 
     def add(self, request: Request) -> None:
-        """A newcomer, or one that has to wait again."""
-        self.waiting.add(request)
+        """A newcomer, or a streaming session between two parts of its input, which holds blocks."""
+        (self.second if request.num_computed_tokens else self.waiting).add(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it waits (not during a scan)."""

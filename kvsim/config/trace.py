@@ -40,6 +40,10 @@ class TraceConfig(Component):
     spread_arrivals: bool = Field(
         False, description="spread requests that share an arrival time evenly up to the next arrival time"
     )
+    streaming_sessions: bool = Field(
+        False,
+        description="turns that go on from the last answer are more input for one request, which keeps its blocks",
+    )
     loras: Count | None = Field(
         None, description="LoRA adapters that the sessions take turns with; null = those that the trace names"
     )

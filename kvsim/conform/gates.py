@@ -11,6 +11,7 @@ from kvsim.gates.base import Gate, Gates
 from kvsim.gates.encoder import EncoderGate
 from kvsim.gates.grammar import GrammarGate
 from kvsim.gates.loras import LoraGate
+from kvsim.gates.streaming import StreamingGate
 from kvsim.releases import Release
 from kvsim.request import Request
 
@@ -33,7 +34,7 @@ class StepCompiler:
 
 def build_gates(options: Mapping[str, Any], release: Release, clock: Clock) -> tuple[Gate, EncoderGate | None]:
     """The gates of a scenario, and among them the one whose decisions are recorded."""
-    gates: list[Gate] = [GrammarGate(StepCompiler(clock))]
+    gates: list[Gate] = [StreamingGate(), GrammarGate(StepCompiler(clock))]
     encoder = None
     if options["max_loras"] is not None:
         gates.append(LoraGate(options["max_loras"]))
@@ -56,4 +57,5 @@ def demands_of(spec: Mapping[str, Any], turn: int, request_id: str, system_token
         adapter=spec.get("lora", 0),
         grammar="" if steps is None else f"{request_id}:{steps}",
         encoder_inputs=tuple(EncoderInput(name, before[at] + start, tokens) for at, start, tokens, name in images),
+        resumable=spec.get("streaming", False),
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from simpy import Event
+
 from kvsim.async_engine import AsyncEngine
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
@@ -114,6 +116,7 @@ class Conformance:
         specs = scenario["sessions"]
         self._due: dict[int, int] = {}  # session -> step of its next turn
         self._aborts: dict[int, tuple[int, Request]] = {}  # session -> (step, request)
+        self._streaming: dict[int, Request] = {}  # session -> its only request
         self._turn = [0] * len(specs)
         self._tokens: list[int] = [scenario["system_tokens"]] * len(specs)
         self._left = sum(len(spec["turns"]) for spec in specs)
@@ -251,8 +254,7 @@ class Conformance:
             return
         for i in sorted(i for i, step in self._due.items() if step <= self.env.now):
             del self._due[i]
-            request = self._next_turn(i)
-            ended = self.engine.submit(request)
+            request, ended = self._next_turn(i)
             assert ended.callbacks is not None
             ended.callbacks.append(partial(self._turn_ended, i, request))
             steps = dict(self.scenario["sessions"][i].get("abort", ())).get(self._turn[i])
@@ -270,7 +272,8 @@ class Conformance:
         for i in sorted(i for i, (step, _) in self._aborts.items() if step <= self.env.now):
             self.engine.abort(self._aborts.pop(i)[1])
 
-    def _next_turn(self, session: int) -> Request:
+    def _next_turn(self, session: int) -> tuple[Request, Event]:
+        """A new request, or the next part of a streaming session's; it goes on while it waits for input."""
         spec, size = self.scenario["sessions"][session], self.options["block_size"]
         number = self._turn[session]
         user, out = spec["turns"][number]
@@ -278,13 +281,23 @@ class Conformance:
         self._tokens[session] = prompt + out
         owner = spec.get("same_as") or spec["name"]
         ahead = self.engine.scheduler.kv.hash_lookahead_tokens
-        system, request_id = self.scenario["system_tokens"], f"{spec['name']}t{number}"
+        open_one = self._streaming.get(session)
+        system = self.scenario["system_tokens"]
+        request_id = f"{spec['name']}t{number}" if open_one is None else open_one.request_id
         content = SessionContent(self.recorder.labels, owner, system, size, ahead, spec.get("lora", 0))
-        return Request(
+        demands = demands_of(spec, number, request_id, system)
+        if open_one is not None:
+            open_one.continue_with(
+                content, num_prompt_tokens=prompt, max_tokens=out, arrival=self.env.now, demands=demands
+            )
+            return open_one, self.engine.continue_session(open_one)
+        request = Request(
             request_id, content, block_size=size, num_prompt_tokens=prompt, max_tokens=out,
-            priority=spec.get("priority", 0), arrival=self.env.now, hash_lookahead_tokens=ahead,
-            demands=demands_of(spec, number, request_id, system),
+            priority=spec.get("priority", 0), arrival=self.env.now, hash_lookahead_tokens=ahead, demands=demands,
         )  # fmt: skip
+        if demands.resumable:
+            self._streaming[session] = request
+        return request, self.engine.submit(request)
 
     def _turn_ended(self, session: int, request: Request, _event: object) -> None:
         """A turn that ends in step s is followed by the next at s + 1 + think_steps.
@@ -296,8 +309,11 @@ class Conformance:
         self.recorder.last_progress = max(self.recorder.last_progress, after)
         self._left -= 1
         self._turn[session] += 1
-        if self._turn[session] < len(self.scenario["sessions"][session]["turns"]):
+        goes_on = self._turn[session] < len(self.scenario["sessions"][session]["turns"])
+        if goes_on:
             self._set_due(session, after + self.scenario["think_steps"])
+        if session in self._streaming and (request.is_finished or not goes_on):
+            self.engine.end_session(self._streaming.pop(session))
         if not self._left:
             self._stop_after_drain(after - self.env.now)
 

@@ -101,6 +101,7 @@ class SessionSpec(Component):
     same_as: str | None = None
     abort: list[Annotated[list[Steps], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
     lora: Steps = 0
+    streaming: Flag = False
     grammars: list[Annotated[list[Steps], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
     images: list[Image] = Field(default_factory=list)
 
@@ -124,6 +125,13 @@ class Scenario(Component):
     think_steps: Steps
     sessions: Annotated[list[SessionSpec], Field(min_length=1)]
     max_steps: Annotated[int, Field(ge=1, le=10**6)] = 30_000
+
+    @model_validator(mode="after")
+    def _streaming_fits(self) -> Scenario:
+        overlaps = self.engine.async_scheduling or self.engine.spec_method is not None
+        if overlaps and any(session.streaming for session in self.sessions):
+            raise Misfit("sessions", "one is streaming, expected none with async_scheduling or spec_method")
+        return self
 
     @model_validator(mode="after")
     def _sessions_fit(self) -> Scenario:

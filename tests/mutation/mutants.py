@@ -321,4 +321,10 @@ MUTANTS: list[tuple[str, str, str, str]] = [
      "    keeps_until_last_position = True", "    keeps_until_last_position = False"),
     ("H computed inputs are let go", "gates/encoder_cache.py",
      "if inputs[index].end_tokens <= sure:", "if False:"),
+    ("H a streaming session without input takes a place (0.33)", "scheduler.py",
+     "    sessions_keep_slots = True", "    sessions_keep_slots = False"),
+    ("H a streaming session without input is skipped", "gates/streaming.py",
+     "return request.status is RequestStatus.WAITING_FOR_STREAMING_REQ", "return False"),
+    ("H a streaming session waits among those who hold blocks (0.33)", "waiting.py",
+     "(self.second if request.num_computed_tokens else self.waiting).add(request)", "self.waiting.add(request)"),
 ]  # fmt: skip

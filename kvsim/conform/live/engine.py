@@ -98,13 +98,24 @@ class RealEngine:
         self, request_id: str, prompt: Sequence[int], output: Sequence[int], priority: int, demands: gates.Demands
     ) -> None:
         """A request arrives."""
+        going_on = self.scheduler.requests.get(request_id)
+        if going_on is not None:  # a streaming session: vLLM keeps all but the last token of what it has
+            kept = going_on.num_tokens - 1
+            prompt, demands = prompt[kept:], gates.part_from(demands, kept)
         self._outputs[request_id], self._sampled[request_id] = list(output), 0
+        request = self._request(request_id, prompt, len(output), priority, demands)
+        self._compiler.start(request, demands["grammar_steps"])
+        self.scheduler.add_request(request)
+
+    def _request(
+        self, request_id: str, prompt: Sequence[int], max_tokens: int, priority: int, demands: gates.Demands
+    ) -> Any:
         eos = {"eos_token_id": None} if "eos_token_id" in inspect.signature(Request.__init__).parameters else {}
-        request = Request(
+        return Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
             sampling_params=SamplingParams(
-                max_tokens=len(output), ignore_eos=True, temperature=0.0, **gates.sampling_arguments(demands)
+                max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **gates.sampling_arguments(demands)
             ),
             pooling_params=None,
             block_hasher=self._hash_new_blocks,
@@ -113,12 +124,17 @@ class RealEngine:
             **eos,
             **gates.request_arguments(demands),
         )
-        self._compiler.start(request, demands["grammar_steps"])
-        self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
         """The client has gone."""
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def end_session(self, request_id: str, *, goes_on: bool) -> bool:
+        """A turn of a streaming session has ended. If it was the last one, so does the session; is it still open?"""
+        is_open = request_id in self.scheduler.requests
+        if is_open and not goes_on:
+            self.scheduler.add_request(self._request(request_id, [1], 1, 0, gates.NO_DEMANDS))
+        return is_open and goes_on
 
     def step(self) -> Record | None:
         """One iteration of vLLM's engine core, or None if it does nothing: v1/engine/core.py."""

@@ -13,7 +13,12 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-Demands = dict[str, Any]  # "lora": number, "grammar_steps": until it is compiled, "images": [start, tokens, name]
+Demands = dict[
+    str, Any
+]  # "streaming": flag, "lora": number, "grammar_steps": until it is compiled, "images": [start, tokens, name]
+
+
+NO_DEMANDS: Demands = {"streaming": False, "lora": 0, "grammar_steps": None, "images": []}
 
 
 class _AnyGrammar:
@@ -41,7 +46,7 @@ def limit(scheduler: Any, options: Options) -> None:
 def request_arguments(demands: Demands) -> dict[str, Any]:
     """Arguments of vLLM's Request."""
     lora, images = demands["lora"], demands["images"]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"resumable": True} if demands["streaming"] else {}
     if lora:
         found["lora_request"] = LoRARequest(f"lora{lora}", lora, "/nowhere")
     if images:
@@ -50,6 +55,12 @@ def request_arguments(demands: Demands) -> dict[str, Any]:
             for start, tokens, name in images
         ]
     return found
+
+
+def part_from(demands: Demands, kept: int) -> Demands:
+    """What the next part of a streaming session asks for: images behind the first tokens, counted from there."""
+    images = [[start - kept, tokens, name] for start, tokens, name in demands["images"] if start >= kept]
+    return {**demands, "images": images}
 
 
 def sampling_arguments(demands: Demands) -> dict[str, Any]:

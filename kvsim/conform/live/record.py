@@ -41,12 +41,20 @@ class SessionState:
         self.priority: int = spec.get("priority", 0)
         self.aborts = dict(spec.get("abort", ()))
         self.lora: int = spec.get("lora", 0)
+        self.streaming: bool = bool(spec.get("streaming", False))
+        self.request_id = ""  # of the turn that is being served, or of the streaming session
         self._grammars = dict(spec.get("grammars", ()))
         self._images = sorted(spec.get("images", ()))
         self._starts: list[int] = []  # of each turn's own tokens
         self.next_turn = 0
         self.context = list(system)
         self._next_token = 130 + 1_000_000 * (number_of[self.owner] + 1)
+
+    def begin_turn(self) -> str:
+        """Id of the next turn's request: a new one, or that of the open streaming session."""
+        if not (self.streaming and self.request_id):
+            self.request_id = f"{self.name}t{self.next_turn}"
+        return self.request_id
 
     def demands(self) -> dict[str, Any]:
         """What the next turn asks for; to be called when its own tokens are about to be appended."""
@@ -56,7 +64,12 @@ class SessionState:
             for turn, start, tokens, name in self._images
             if turn <= self.next_turn
         ]
-        return {"lora": self.lora, "grammar_steps": self._grammars.get(self.next_turn), "images": images}
+        return {
+            "streaming": self.streaming,
+            "lora": self.lora,
+            "grammar_steps": self._grammars.get(self.next_turn),
+            "images": images,
+        }
 
     def fresh(self, count: int) -> list[int]:
         """The next tokens of the session."""
@@ -135,7 +148,7 @@ class Play:
             prompt = list(session.context)
             session.context += output
             self._name_blocks(session)
-            self._engine.add(f"{session.name}t{session.next_turn}", prompt, output, session.priority, demands)
+            self._engine.add(session.begin_turn(), prompt, output, session.priority, demands)
             if session.next_turn in session.aborts:
                 self._aborts[number] = step + session.aborts[session.next_turn]
 
@@ -145,7 +158,7 @@ class Play:
         for number in sorted(number for number, due in self._aborts.items() if due <= step):
             del self._aborts[number]
             session = self._sessions[number]
-            request_id = f"{session.name}t{session.next_turn}"
+            request_id = session.request_id
             self._engine.abort(request_id)
             aborted.append(request_id)
         return aborted
@@ -156,8 +169,11 @@ class Play:
         self._aborts.pop(number, None)
         self._done += 1
         session.next_turn += 1
-        if session.next_turn < len(session.turns):
+        goes_on = session.next_turn < len(session.turns)
+        if goes_on:
             self._due[number] = step + 1 + self._scenario["think_steps"]
+        if session.streaming and not self._engine.end_session(request_id, goes_on=goes_on):
+            session.request_id = ""
 
     def _name_blocks(self, session: SessionState) -> None:
         from engine import adapter_root, block_hash
