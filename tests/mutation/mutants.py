@@ -48,7 +48,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("B tokens of a scheduled victim return to the budget", "scheduler.py",
      "budget += freed + self.draft_slots", "pass"),
     ("B max_num_seqs caps the running ones", "scheduler.py",
-     "len(self.running) < self.limits.max_num_seqs:", "len(self.running) <= self.limits.max_num_seqs:"),
+     "len(self.running) < slots:", "len(self.running) <= self.limits.max_num_seqs:"),
     ("B blocks that a load writes to outlive an abort", "scheduler_state.py",
      "keep_blocks = request not in self.received", "keep_blocks = False"),
     ("B a load's blocks are freed when it reports", "scheduler.py",
