@@ -8,6 +8,7 @@ from typing import Protocol, TextIO
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_tiers import build_tiers
+from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
 from kvsim.compute import ComputeStream
@@ -144,16 +145,8 @@ class Simulation:
         return books, ranks, DataParallelServer(ranks, balancer, coordinator)
 
     def _build_rank(self, rank: int, record: RunRecord, lockstep: Lockstep | None) -> tuple[RankBooks, Instance]:
-        plan, config, drafts = self.plan, self.plan.config, self.plan.speculation
-        kv = KVCacheManager(
-            plan.release.block_pool(plan.sizes.num_gpu_blocks),
-            block_size=plan.sizes.block_tokens,
-            max_model_len=plan.limits.max_model_len,
-            enable_caching=config.engine.enable_prefix_caching,
-            num_lookahead_tokens=drafts.num_lookahead_tokens if drafts else 0,
-            drops_last_hit=drafts is not None and drafts.drops_last_hit,
-            hash_lookahead_tokens=drafts.hash_lookahead_tokens if drafts else 0,
-        )
+        plan, config = self.plan, self.plan.config
+        kv = self._kv_cache_manager()
         self._links.clear()
         self._compute = ComputeStream(self.clock)
         site = self._site(kv)
@@ -179,13 +172,36 @@ class Simulation:
         kind = StreamingInstance if config.trace.streaming_sessions else Instance
         return books, kind(engine, books, record.requests, self._request_ended, tenants, tenant_of, rank=rank)
 
+    def _kv_cache_manager(self) -> AnyKVCacheManager:
+        plan, caching = self.plan, self.plan.config.engine.enable_prefix_caching
+        pool, longest = plan.release.block_pool(plan.sizes.num_gpu_blocks), plan.limits.max_model_len
+        if not plan.sizes.groups.specs:
+            drafts = plan.speculation
+            return KVCacheManager(
+                pool,
+                block_size=plan.sizes.block_tokens,
+                max_model_len=longest,
+                enable_caching=caching,
+                num_lookahead_tokens=drafts.num_lookahead_tokens if drafts else 0,
+                drops_last_hit=drafts is not None and drafts.drops_last_hit,
+                hash_lookahead_tokens=drafts.hash_lookahead_tokens if drafts else 0,
+            )
+        return HybridKVCacheManager(
+            pool,
+            plan.sizes.groups.specs,
+            max_model_len=longest,
+            max_in_flight_tokens=plan.limits.max_num_batched_tokens,
+            enable_caching=caching,
+            retention_tokens=plan.config.engine.prefix_cache_retention_interval,
+        )
+
     def _notify(self) -> None:
         self._engine.notify()
 
     def _hold_up(self, duration_ns: int) -> None:
         self._engine.hold_up(duration_ns)
 
-    def _scheduler(self, kv: KVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
+    def _scheduler(self, kv: AnyKVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
         plan, release = self.plan, self.plan.release
         is_async, drafts = plan.config.engine.async_scheduling, plan.speculation
         if drafts is not None:
@@ -228,7 +244,7 @@ class Simulation:
             check_every_step=checks,
         )
 
-    def _site(self, kv: KVCacheManager) -> Site:
+    def _site(self, kv: AnyKVCacheManager) -> Site:
         """What a connector of the user's own gets to see."""
         plan, config = self.plan, self.plan.config
         return Site(
@@ -246,10 +262,10 @@ class Simulation:
             instant=config.transfer.kind == "instant",
         )
 
-    def _kv_events(self, kv: KVCacheManager, connector: KVConnector | None, rank: int) -> KVEventWriter | None:
+    def _kv_events(self, kv: AnyKVCacheManager, connector: KVConnector | None, rank: int) -> KVEventWriter | None:
         if self._kv_events_file is None:
             return None
-        kv.pool.kv_events = log = KVEventLog(GPU)
+        kv.pool.kv_events = log = KVEventLog(GPU, num_groups=kv.num_groups)
         if connector is None:
             return KVEventWriter(self._kv_events_file, [log.take], rank)
         connector.enable_kv_events()
@@ -261,7 +277,7 @@ class Simulation:
             return policies[name]
         return POLICIES.factory(name, config.eviction_policy_options, self.plan.config.python_path)
 
-    def _connector(self, kv: KVCacheManager, site: Site) -> KVConnector | None:
+    def _connector(self, kv: AnyKVCacheManager, site: Site) -> KVConnector | None:
         plan, config, release = self.plan, self.plan.config.connector, self.plan.release
         if isinstance(config, CustomConnector):
             connector: KVConnector = CONNECTORS.make(config.kind, [site], config.options, plan.config.python_path)
@@ -269,8 +285,17 @@ class Simulation:
             return connector
         if isinstance(config, OffloadingConnectorConfig):
             primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
+            ledger = release.tiering_manager(primary, self._tiers) if self._tiers else primary
+            if isinstance(kv, HybridKVCacheManager):
+                return release.grouped_offloading_connector(
+                    ledger,
+                    kv,
+                    block_size_factor=config.block_size_factor,
+                    offload_prompt_only=config.offload_prompt_only,
+                    enable_caching=plan.config.engine.enable_prefix_caching,
+                )
             return release.offloading_connector(
-                release.tiering_manager(primary, self._tiers) if self._tiers else primary,
+                ledger,
                 block_size=plan.sizes.block_tokens,
                 block_size_factor=config.block_size_factor,
                 offload_prompt_only=config.offload_prompt_only,

@@ -23,6 +23,7 @@ class Extension(StrEnum):
     fs = "fs"
     steps_in_flight = "async"
     drafts = "spec"
+    groups = "groups"
 
 
 def conform(
@@ -175,6 +176,7 @@ def _fuzz(
         file_tier=Extension.fs in extensions,
         async_scheduling=Extension.steps_in_flight in extensions,
         speculative=Extension.drafts in extensions,
+        groups=Extension.groups in extensions,
     )
     worlds = [World(seed, drawn, finish_order) for seed in seeds]
     results = run_all(

@@ -14,6 +14,7 @@ from kvsim.config import (
 from kvsim.copy_path import KERNEL_BELOW_BYTES, Way, chosen_way
 from kvsim.errors import UserError
 from kvsim.hardware import LinkDirection
+from kvsim.kv_groups import KVGroups
 from kvsim.profile import LinkProfile
 from kvsim.releases import Release
 from kvsim.steptime.spec import ModelSpec
@@ -69,14 +70,14 @@ class BlockPieces:
     cautions: tuple[str, ...] = field(default=())
 
 
-def block_pieces(config: RunConfig, model: ModelSpec, release: Release, groups: int) -> BlockPieces:
+def block_pieces(config: RunConfig, model: ModelSpec, release: Release, groups: KVGroups) -> BlockPieces:
     """The pieces of a block under a config's connector; one if it has none.
 
     Args:
         config: the run.
         model: whose KV it is.
         release: which vLLM.
-        groups: KV groups of the model.
+        groups: KV groups of the engine, and what a block of them is.
     """
     connector, version = config.connector, config.engine.vllm_version
     if isinstance(connector, OffloadingConnectorConfig):
@@ -84,7 +85,7 @@ def block_pieces(config: RunConfig, model: ModelSpec, release: Release, groups: 
     if not isinstance(connector, SimpleCPUConnectorConfig):
         return BlockPieces(1)
     # vLLM 0.23.0 and 0.33.0 v1/simple_kv_offload/worker.py: a region per layer, K and V of a block side by side in it
-    pieces = model.attention_layers
+    pieces = groups.layers
     if connector.max_batch_descriptors and not release.limits_batch_descriptors:
         caution = (
             f"vLLM {version} has no VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS: connector.max_batch_descriptors is applied"
@@ -94,7 +95,7 @@ def block_pieces(config: RunConfig, model: ModelSpec, release: Release, groups: 
     return BlockPieces(pieces)
 
 
-def _offloading_pieces(layout: str, model: ModelSpec, release: Release, groups: int, version: str) -> BlockPieces:
+def _offloading_pieces(layout: str, model: ModelSpec, release: Release, groups: KVGroups, version: str) -> BlockPieces:
     """Pieces of a block under a layout of OffloadingConnector.
 
     vLLM 0.33.0 offloading_connector.py (get_required_kvcache_layout): LBHNC, so each layer's K and V of a block are
@@ -102,8 +103,8 @@ def _offloading_pieces(layout: str, model: ModelSpec, release: Release, groups: 
     (kv_connector_model_runner_mixin.py, use_uniform_kv_cache): if there is one KV group and the attention backend puts
     blocks in front of layers, as all but those of MLA do.
     """
-    layers = model.attention_layers
-    joined = release.cross_layer_kv and groups == 1 and not model.mla
+    layers = groups.layers
+    joined = release.cross_layer_kv and groups.in_vllm == 1 and not model.mla
     if layout == "auto":
         each = "one piece of all layers" if joined else f"{layers} pieces, one per layer"
         note = f"KV layout of vLLM {version}: a block is copied in {each} (connector.kv_layout)"
@@ -113,7 +114,7 @@ def _offloading_pieces(layout: str, model: ModelSpec, release: Release, groups: 
     if not release.cross_layer_kv:
         return BlockPieces(1, (f"cross-layer blocks need VLLM_KV_CACHE_LAYOUT=BLHNC with vLLM {version}",))
     if not joined:
-        why = "MLA" if model.mla else f"{groups} KV groups"
+        why = "MLA" if model.mla else f"{groups.in_vllm} KV groups"
         return BlockPieces(1, cautions=(f"vLLM {version} has no cross-layer layout for a model with {why}.",))
     return BlockPieces(1)
 

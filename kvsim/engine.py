@@ -338,7 +338,7 @@ def stuck_requests(scheduler: Scheduler) -> list[tuple[Request, str]]:
     for request in scheduler.requests:
         if request.status is RequestStatus.WAITING_FOR_STREAMING_REQ:
             continue  # its client will send more, or end it
-        held, need = len(kv.tables.get(request, ())), kv.num_remaining_blocks(request)
+        held, need = kv.num_held_blocks(request), kv.num_remaining_blocks(request)
         reason = f"holds {held} GPU blocks, needs {need} more, {free} of {kv.pool.num_blocks - 1} are free"
         if need > free:
             reason += " (more GPU blocks or a smaller max_num_seqs would help)"

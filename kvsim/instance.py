@@ -116,5 +116,5 @@ class Instance:
             return f"prompt too long for max_model_len {longest}"
         last = min(prompt_tokens + output_tokens, longest) - 1  # the last sampled token has no KV
         slots = min(max(prompt_tokens, last) + self.scheduler.num_spec_slots, longest)
-        need, have = -(-slots // kv.block_size), kv.pool.num_blocks - 1
+        need, have = kv.max_blocks(slots), kv.pool.num_blocks - 1
         return f"needs more KV blocks than the {have} of the GPU" if need > have else None

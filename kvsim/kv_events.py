@@ -33,6 +33,7 @@ class BlockStored:
     extra_keys: list[None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
     ownership: str | None = None
 
@@ -54,14 +55,19 @@ class AllBlocksCleared:
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
-_OPTIONAL = ("extra_keys", "group_idx", "kv_cache_spec_kind", "locality", "ownership")
+_OPTIONAL = (
+    "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership",
+)  # fmt: skip
 
 
 class KVEventLog:
-    """Events of one pool or tier that nobody has taken yet."""
+    """Events of one pool or tier that nobody has taken yet.
 
-    def __init__(self, medium: str, evicted_locality: str | None = None) -> None:
-        self.medium, self._evicted_locality = medium, evicted_locality
+    ``num_groups``: KV cache groups over the pool, whose contents are numbered ``hash * num_groups + group``.
+    """
+
+    def __init__(self, medium: str, evicted_locality: str | None = None, num_groups: int = 1) -> None:
+        self.medium, self._evicted_locality, self._num_groups = medium, evicted_locality, num_groups
         self._events: list[KVCacheEvent] = []
 
     def cached(self, hashes: Sequence[int], first: int, last: int, block_size: int, group: int = 0) -> None:
@@ -73,8 +79,18 @@ class KVEventLog:
             )
         )
 
-    def evicted(self, content: int, group: int = 0) -> None:
+    def cached_in_group(
+        self, hashes: list[int], parent: int | None, block_size: int, group: int, kind: str, window: int | None
+    ) -> None:
+        """Those of a request's blocks in one of several groups that can be hit got their hash."""
+        event = BlockStored(
+            hashes, parent, None, block_size, None, self.medium, None, [None] * len(hashes), group, kind, window
+        )
+        self._events.append(event)
+
+    def evicted(self, content: int) -> None:
         """A block of the pool was handed out again (v1/core/block_pool.py: one event per block)."""
+        content, group = divmod(content, self._num_groups)
         self._events.append(BlockRemoved([content], self.medium, group, self._evicted_locality))
 
     def append(self, event: KVCacheEvent) -> None:

@@ -8,6 +8,7 @@ from kvsim.async_scheduler import AsyncScheduler
 from kvsim.async_spec_scheduler import AsyncSpeculativeScheduler
 from kvsim.cache.block_pool import BlockPool, BlockPool023
 from kvsim.connectors.offloading import OffloadingConnector, OffloadingConnector023
+from kvsim.connectors.offloading_groups import GroupedOffloadingConnector
 from kvsim.connectors.offloading_worker import OffloadingWorker, OffloadingWorker023
 from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffloadConnector023
 from kvsim.connectors.simple_cpu_worker import SimpleCPUOffloadWorker
@@ -30,6 +31,7 @@ class Release:
     """The classes that differ between releases; everything else is common."""
 
     block_pool: type[BlockPool]
+    kv_groups: bool  # several KV cache groups, or one of another kind than full attention, are simulated
     scheduler: type[Scheduler]
     async_scheduler: type[AsyncScheduler] | None  # None: asynchronous scheduling of this release is not simulated
     speculative_scheduler: type[SpeculativeScheduler] | None  # likewise
@@ -40,6 +42,7 @@ class Release:
     background_lookups: bool  # tiers look for chunks in the background (tiering/async_lookup.py), not in the scheduler
     file_tasks_per_job: int | None  # threads that work on one job of the file system tier; None = one per chunk
     offloading_connector: type[OffloadingConnector]
+    grouped_offloading_connector: type[GroupedOffloadingConnector]
     offloading_worker: type[OffloadingWorker]
     cpu_chunk_alignment_bytes: int  # a chunk's copy in CPU memory is rounded up to this (kv_offload/cpu/spec.py)
     shares_replicated_kv: bool  # MLA under TP on one node: one copy in CPU memory for all ranks
@@ -59,6 +62,7 @@ class Release:
 RELEASES = {
     "0.33.0": Release(
         block_pool=BlockPool,
+        kv_groups=True,
         scheduler=Scheduler,
         async_scheduler=AsyncScheduler,
         speculative_scheduler=SpeculativeScheduler,
@@ -69,6 +73,7 @@ RELEASES = {
         background_lookups=True,
         file_tasks_per_job=1,
         offloading_connector=OffloadingConnector,
+        grouped_offloading_connector=GroupedOffloadingConnector,
         offloading_worker=OffloadingWorker,
         cpu_chunk_alignment_bytes=4096,
         shares_replicated_kv=True,
@@ -86,6 +91,7 @@ RELEASES = {
     ),
     "0.23.0": Release(
         block_pool=BlockPool023,
+        kv_groups=False,
         scheduler=Scheduler023,
         async_scheduler=None,
         speculative_scheduler=None,
@@ -96,6 +102,7 @@ RELEASES = {
         background_lookups=False,
         file_tasks_per_job=None,
         offloading_connector=OffloadingConnector023,
+        grouped_offloading_connector=GroupedOffloadingConnector,
         offloading_worker=OffloadingWorker023,
         cpu_chunk_alignment_bytes=1,
         shares_replicated_kv=False,

@@ -72,6 +72,7 @@ class Request:
     """One prompt with its generated tokens.
 
     ``arrival`` is a number on the engine's clock (nanoseconds, or steps under a step clock); it orders priorities.
+    ``shared_prefix_boundary``: tokens that some KV cache group could have hit at the last lookup and others could not.
     """
 
     __slots__ = (
@@ -79,6 +80,7 @@ class Request:
         "last_sched_seq", "max_tokens",
         "num_computed_tokens", "num_draft_tokens", "num_in_flight_tokens", "num_output_placeholders",
         "num_preemptions", "num_prompt_tokens", "num_stale_output_tokens", "num_tokens", "priority", "request_id",
+        "shared_prefix_boundary",
         "status",
     )  # fmt: skip
 
@@ -102,6 +104,7 @@ class Request:
         self.num_tokens = num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        self.shared_prefix_boundary = 0
         # Only with steps in flight (see AsyncScheduler):
         self.num_output_placeholders = 0  # tokens that are being sampled: counted as computed, not known yet
         self.num_in_flight_tokens = 0  # scheduled in steps whose output has not come back

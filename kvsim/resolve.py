@@ -18,6 +18,7 @@ from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.gate_plan import GatePlan, plan_gates
 from kvsim.host_plan import HostPlan, cpu_chunks, plan_host
+from kvsim.kv_groups import KVGroups, kv_groups
 from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
@@ -27,7 +28,7 @@ from kvsim.registry import STEP_TIMES
 from kvsim.releases import RELEASES, Release
 from kvsim.speculation import Speculation
 from kvsim.steptime.base import Deployment, StepTimeModel
-from kvsim.steptime.capacity import estimate_num_gpu_blocks, kv_layout
+from kvsim.steptime.capacity import estimate_num_gpu_blocks
 from kvsim.steptime.custom import CustomStep
 from kvsim.steptime.drafting import WithDrafting
 from kvsim.steptime.fixed import FixedStep
@@ -63,6 +64,7 @@ class KVSizes:
     cpu_copies: int  # how many ranks keep their own copy in CPU memory
     num_cpu_chunks: int
     cpu_chunk_bytes: int  # all copies
+    groups: KVGroups
 
     @property
     def gpu_block_bytes(self) -> int:
@@ -141,7 +143,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     trace, gates = plan_gates(config, limits, trace)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
-    pieces = block_pieces(config, model, release, kv_layout(model, tp, sizes.block_tokens).groups)
+    pieces = block_pieces(config, model, release, sizes.groups)
     host = plan_host(config, release, sizes, pieces.number)
     copies = plan_copies(config, link, pieces, block_bytes=sizes.block_bytes, pinned=host.pinned, remote=host.remote)
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
@@ -218,7 +220,8 @@ def _sizes(
     engine, tp = config.engine, config.hardware.tensor_parallel_size
     release = RELEASES[engine.vllm_version]
     block_tokens = _block_tokens(config, model)
-    notes: list[str] = []
+    groups = kv_groups(config, model, gpu, release, limits, block_tokens)
+    layout, notes, block_tokens = groups.layout, list(groups.notes), groups.layout.block_tokens
     num_blocks = engine.num_gpu_blocks_override
     if num_blocks is None:
         with _at("engine"):
@@ -233,22 +236,20 @@ def _sizes(
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
                 version=engine.vllm_version,
+                layout=layout,
             )
         num_blocks = capacity.num_blocks
         *parts, blocks = capacity.explanation
         notes += [f"KV capacity: {' '.join(parts)}", f"KV capacity: {blocks}"]
-    groups = kv_layout(model, tp, block_tokens).groups
-    if groups > 1:
-        notes.append(
-            f"{model.name} has {groups} KV groups in one pool of {num_blocks:,} blocks; windows are not simulated: all"
-            f" layers keep every token, in {num_blocks // groups:,} blocks that hold all layers"
-        )
-        num_blocks //= groups
+    if groups.specs:
+        notes.append(groups.capacity_note(num_blocks, limits))
+    elif not groups.simulated:
+        num_blocks //= layout.groups
     if not 2 <= num_blocks <= MAX_BLOCKS:
         raise UserError(
             f"engine.num_gpu_blocks_override: {num_blocks} blocks: expected 2 (one is the null block) to {MAX_BLOCKS:,}"
         )
-    block_bytes = model.kv_bytes_per_token(tp) * block_tokens
+    block_bytes = groups.block_bytes
     connector, copies = config.connector, tp
     if isinstance(connector, OffloadingConnectorConfig) and model.mla and tp > 1 and release.shares_replicated_kv:
         copies = 1
@@ -261,7 +262,7 @@ def _sizes(
         notes.append(note)
     chunk = blocks_per_chunk(connector, block_tokens)
     chunk_bytes, num_chunks = cpu_chunks(connector, block_bytes, tp, copies, release.cpu_chunk_alignment_bytes, chunk)
-    return KVSizes(block_tokens, num_blocks, block_bytes, tp, copies, num_chunks, chunk_bytes), notes
+    return KVSizes(block_tokens, num_blocks, block_bytes, tp, copies, num_chunks, chunk_bytes, groups), notes
 
 
 def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: int) -> StepTimeModel:
@@ -282,7 +283,9 @@ def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: i
 def _cautions(config: RunConfig, model: ModelSpec, gpu: GpuSpec, limits: SchedulerLimits, sizes: KVSizes) -> list[str]:
     found: list[str] = []
     room = (sizes.num_gpu_blocks - 1) * sizes.block_tokens
-    if room < limits.max_model_len:
+    if sizes.groups.specs:
+        found += sizes.groups.cautions(sizes.num_gpu_blocks, limits)
+    elif room < limits.max_model_len:
         found.append(
             f"vLLM would refuse to start: max_model_len {limits.max_model_len:,} does not fit the {room:,} tokens of"
             f" GPU KV. Here only requests that do not fit are rejected; set engine.max_model_len to {room} or less."

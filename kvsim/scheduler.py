@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.request import Request, RequestStatus
 from kvsim.scheduler_state import SchedulerState
@@ -11,7 +13,7 @@ from kvsim.waiting import RequestQueue
 class Scheduler(SchedulerState):
     """Running requests first, in order; then, if nobody was preempted, waiting ones while budget and blocks last.
 
-    Rules: vLLM 0.33.0 v1/core/sched/scheduler.py, one KV cache group; no step is in flight (but see AsyncScheduler).
+    Rules: vLLM 0.33.0 v1/core/sched/scheduler.py; no step is in flight (but see AsyncScheduler).
     """
 
     lone_prefill_uncapped = True  # long_prefill_token_threshold does not apply to a request that is alone
@@ -27,10 +29,12 @@ class Scheduler(SchedulerState):
         output, limits = SchedulerOutput(), self.limits
         lone = self.lone_prefill_uncapped and len(self.running) + len(self.waiting) <= 1
         self._threshold = 0 if lone else limits.long_prefill_token_threshold
+        self.kv.new_step_starts()
         self.gates.begin_step(output)
         budget = self._schedule_running(output, limits.max_num_batched_tokens - self.draft_slots)
         if not output.preempted:
             self._schedule_waiting(output, budget)
+        output.boundary_states = self.kv.take_boundary_states()
         if self._finished:
             output.finished, self._finished = self.order_finished(self._finished), []
         if self.connector is not None:
@@ -52,7 +56,7 @@ class Scheduler(SchedulerState):
         i = 0
         while i < len(running) and budget > 0:
             request = running[i]
-            tokens = self._num_new_tokens(request, budget)
+            tokens = self._split(request, request.num_computed_tokens, self._num_new_tokens(request, budget))
             if request.gated:
                 tokens = self.gates.limit(request, request.num_computed_tokens, tokens)
             if tokens == 0:
@@ -141,23 +145,23 @@ class Scheduler(SchedulerState):
         Returns:
             Tokens scheduled (0 = skipped, perhaps parked for its load); None = it does not fit, the scan ends.
         """
-        hits: list[int] = []
-        external, is_async = 0, False
-        computed = request.num_computed_tokens
+        hits: Any = self.kv.no_hits  # what the KV cache manager calls a hit
+        external, is_async, computed = 0, False, request.num_computed_tokens
         # (vLLM asks for computed == 0 alone and looks up again after loading a prompt of one token and one block.)
         looked_up = computed == 0 and request not in self.kv.tables
         if looked_up:
             hits = self.kv.get_computed_blocks(request)
-            answer = self._look_outside(request, len(hits) * self.kv.block_size)
+            local = self.kv.num_hit_tokens(hits)
+            answer = self._look_outside(request, local)
             if answer is None:
                 self.waiting.skip(queue)
                 return 0
             external, is_async = answer
-            computed = len(hits) * self.kv.block_size + external
+            computed = local + external
         tokens = 0
         if not is_async:
             admitted = self._num_admitted_tokens(request, computed, output, budget)
-            if admitted is None:
+            if admitted is None or (admitted := self._split(request, computed, admitted)) == 0:
                 return None
             tokens = self.gates.limit(request, computed, admitted) if request.gated else admitted
             if not tokens:
@@ -202,8 +206,8 @@ class Scheduler(SchedulerState):
             return 0, False
         return None if answer[0] is None else (answer[0], bool(answer[1]))
 
-    def _allocate(self, request: Request, tokens: int, hits: list[int], external: int, is_async: bool) -> bool:
-        if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits):
+    def _allocate(self, request: Request, tokens: int, hits: Any, external: int, is_async: bool) -> bool:
+        if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits, external):
             self._refusal.remember(request, len(hits))
             return False
         reserved = self._num_reserved_blocks() if is_async else 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.aligned_split import split_for
+from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager
 from kvsim.connectors.base import KVConnector
 from kvsim.gates.base import Gate
 from kvsim.held_blocks import HeldBlocks
@@ -34,7 +35,7 @@ class SchedulerState:
     def __init__(
         self,
         limits: SchedulerLimits,
-        kv: KVCacheManager,
+        kv: AnyKVCacheManager,
         connector: KVConnector | None = None,
         gates: Gate | None = None,
         *,
@@ -55,7 +56,8 @@ class SchedulerState:
         self._inflight_prefills: dict[Request, None] = {}
         self.num_preemptions, self._threshold, self._on_lookup = 0, 0, on_lookup
         # A memory that changes no decision; without it, or when somebody counts lookups, every lookup happens.
-        self._refusal = Refusal(kv.pool, connector, enabled=skip_hopeless and on_lookup is None)
+        self._refusal = Refusal(kv.pool, connector, enabled=skip_hopeless and not on_lookup and kv.hits_are_prefixes)
+        self._split = split_for(kv.aligned_states, limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
 
     # -- requests in
     def add_request(self, request: Request) -> None:
@@ -109,6 +111,7 @@ class SchedulerState:
         self.parked.pop(request, None)
         reports = int(keep_blocks)
         if self.connector is not None:
+            self.kv.remove_skipped_blocks(request, request.num_computed_tokens)
             reports += bool(self.connector.request_finished(request, self.kv.tables.get(request, [])))
         self.gates.released(request)
         self._finished.append(request)
@@ -124,7 +127,7 @@ class SchedulerState:
 
     def check(self, *, at_end: bool = False) -> None:
         """Raise AssertionError if blocks leak or the books disagree (see `BlockPool.check`)."""
-        self.kv.pool.check([*self.kv.tables.values(), *self._held_blocks()])
+        self.kv.pool.check([*self.kv.holders(), *self._held_blocks()])
         waiting = list(self.waiting)
         assert len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two"
         if self.connector is not None:

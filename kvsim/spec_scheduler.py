@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput
 from kvsim.gates.base import Gate
 from kvsim.limits import SchedulerLimits
@@ -22,7 +22,7 @@ class SpeculativeScheduler(Scheduler):
     def __init__(
         self,
         limits: SchedulerLimits,
-        kv: KVCacheManager,
+        kv: AnyKVCacheManager,
         connector: KVConnector | None = None,
         gates: Gate | None = None,
         *,

@@ -93,9 +93,10 @@ def test_chunks_are_rounded_up_to_pages() -> None:
     assert old.sizes.cpu_chunk_bytes == 31_104
 
 
-def test_given_blocks_are_shared_by_the_groups_like_computed_ones() -> None:
-    """gpt-oss has two groups in one pool: of 21,628 blocks from the log, 10,814 hold all layers."""
-    assert plan("gpt-oss-120b", engine={"num_gpu_blocks_override": 21_628}).sizes.num_gpu_blocks == 10_814
+def test_given_blocks_are_those_of_the_pool() -> None:
+    """gpt-oss-120b: 21,628 blocks as in the log; each holds 16 tokens of 18 layers."""
+    sizes = plan("gpt-oss-120b", engine={"num_gpu_blocks_override": 21_628}).sizes
+    assert (sizes.num_gpu_blocks, sizes.block_bytes) == (21_628, 18 * 32_768)
 
 
 @pytest.mark.parametrize(

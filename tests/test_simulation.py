@@ -216,3 +216,38 @@ def test_one_request_at_a_time_offload_never_lowers_hits(seed: int) -> None:
     )
     hits = [sum(e.local_hit_tokens + e.external_hit_tokens for e in r.requests) for r in (without, with_cpu)]
     assert hits[1] >= hits[0]
+
+
+def most_running(record: RunRecord) -> int:
+    """Requests that ran at once, as sampled."""
+    return max(sample.running for sample in record.series.samples)
+
+
+def test_windows_leave_room_for_more_requests() -> None:
+    """Six prompts of 1,500 tokens of gpt-oss in 700 blocks: windows of 128 tokens are let go, so more run at once.
+
+    With the hybrid manager off all 24 layers keep every token (in half as many, twice as large blocks).
+    """
+    builder = TraceBuilder()
+    for number in range(6):
+        builder.session(f"s{number}", [(1500, 40, 0)], start_ns=0)
+    engine = {"num_gpu_blocks_override": 701, "max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 4096}
+    _, hybrid = run(builder.build(), config(model="gpt-oss-20b", engine=engine))
+    engine |= {"num_gpu_blocks_override": 351, "disable_hybrid_kv_cache_manager": True}
+    _, off = run(builder.build(), config(model="gpt-oss-20b", engine=engine))
+    assert [entry.status for entry in hybrid.requests + off.requests] == ["finished"] * 12
+    assert hybrid.totals.gpu_block_bytes * 2 == off.totals.gpu_block_bytes
+    assert most_running(hybrid) > most_running(off)
+
+
+@pytest.mark.parametrize(
+    "model", ["gpt-oss-20b", "gemma-3-27b", "gemma-4-26b-a4b", "qwen3-next-80b-a3b", "nemotron-h-8b"]
+)
+def test_hybrid_models_run_with_their_groups(model: str) -> None:
+    """A second turn hits what the first has left, nothing leaks, and the notes say which groups there are."""
+    engine = {"num_gpu_blocks_override": 3000, "max_num_batched_tokens": 2048, "max_num_seqs": 8, "max_model_len": 8192}
+    _, record = run(one_session((3000, 20, 0), (500, 10, MS)).build(), config(model=model, engine=engine))
+    first, second = record.requests
+    assert (first.status, second.status) == ("finished", "finished")
+    assert second.local_hit_tokens > 2000
+    assert any("KV groups" in note for note in record.notes)

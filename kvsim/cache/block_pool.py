@@ -8,6 +8,7 @@ from itertools import islice
 from kvsim.kv_events import KVEventLog
 
 NO_HASH = -1  # block without reusable content
+NULL_BLOCK = 0  # stands in tables for what is not needed; never free, never counted
 
 EvictionHook = Callable[[int, int], None]  # (block id, hash) of content that is lost
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.request import Request
@@ -11,7 +12,8 @@ from kvsim.request import Request
 class KVCacheManager:
     """Answers which prefix is cached and hands out the blocks of a request, over a pool.
 
-    Rules: vLLM 0.33.0 v1/core/kv_cache_manager.py and single_type_kv_cache_manager.py.
+    Rules: vLLM 0.33.0 v1/core/kv_cache_manager.py and single_type_kv_cache_manager.py. `HybridKVCacheManager` does the
+    same for several groups, or for one of another kind.
 
     Args:
         num_lookahead_tokens: slots that a drafter needs behind the scheduled tokens.
@@ -19,6 +21,11 @@ class KVCacheManager:
             the token after it.
         hash_lookahead_tokens: tokens after a block that its hash covers.
     """
+
+    num_groups = 1
+    hits_are_prefixes = True  # a hit can only be longer than before if the block behind it is there now
+    no_hits: Sequence[int] = ()
+    aligned_states = None  # no recurrent states whose block boundaries prefill must stop at
 
     def __init__(
         self,
@@ -53,7 +60,19 @@ class KVCacheManager:
         """Blocks the request still needs for the tokens it has now, and some more."""
         return self.num_blocks_to_allocate(request, min(request.num_tokens, self.max_model_len) + extra_tokens)
 
-    def full_sequence_fits(self, request: Request, hits: Sequence[int]) -> bool:
+    def num_hit_tokens(self, hits: Sequence[int]) -> int:
+        """Tokens that a local hit covers."""
+        return len(hits) * self.block_size
+
+    def max_blocks(self, num_tokens: int) -> int:
+        """Blocks that a request of so many tokens holds at most."""
+        return -(-num_tokens // self.block_size)
+
+    def num_held_blocks(self, request: Request) -> int:
+        """Blocks that the request holds now."""
+        return len(self.tables.get(request, ()))
+
+    def full_sequence_fits(self, request: Request, hits: Sequence[int], num_external_tokens: int = 0) -> bool:
         """Whether all of the request's tokens would find blocks now (scheduler_reserve_full_isl)."""
         need = self.num_blocks_to_allocate(request, min(request.num_tokens, self.max_model_len), hits)
         return need <= self.pool.num_free
@@ -115,6 +134,20 @@ class KVCacheManager:
             self._num_cached[request] = full
             if self.pool.kv_events is not None:
                 self.pool.kv_events.cached(request.block_hashes, done, full, self.block_size)
+
+    def new_step_starts(self) -> None:
+        """A step's decisions begin."""
+
+    def remove_skipped_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Full attention needs every block to the end."""
+
+    def take_boundary_states(self) -> Sequence[Any]:
+        """There are no recurrent states."""
+        return ()
+
+    def holders(self) -> Iterable[list[int]]:
+        """The blocks of every request. For invariants."""
+        return self.tables.values()
 
     def free(self, request: Request) -> None:
         """Give the request's blocks back, tail first, so that its tail is evicted before its head."""

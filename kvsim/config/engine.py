@@ -86,6 +86,15 @@ class EngineConfig(Component):
         description="vLLM's --long-prefill-token-threshold: cap on one request's tokens in a step; 0 = none",
     )
     enable_prefix_caching: bool = Field(True, description="vLLM's --enable-prefix-caching")
+    prefix_cache_retention_interval: Annotated[int, Field(ge=0)] | None = Field(
+        0,
+        description="vLLM's --prefix-cache-retention-interval: tokens between windows and states that stay;"
+        " 0 = only where prompts end or other groups hold more; null = everywhere",
+    )
+    disable_hybrid_kv_cache_manager: bool | None = Field(
+        None,
+        description="vLLM's --disable-hybrid-kv-cache-manager: windows keep every token; null = as vLLM decides",
+    )
     scheduler_reserve_full_isl: bool = Field(
         True, description="vLLM's --scheduler-reserve-full-isl: admit a prompt only if all of it fits"
     )

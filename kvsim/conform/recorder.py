@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.clock import Clock
 from kvsim.conform.step_clock import Step
-from kvsim.connectors.base import SchedulerOutput, WorkerOutput
+from kvsim.connectors.base import BlockTable, SchedulerOutput, WorkerOutput
 from kvsim.connectors.example import ExampleMeta
 from kvsim.connectors.offloading import OffloadingMeta
 from kvsim.connectors.simple_cpu import SimpleCPUMeta
@@ -51,17 +51,18 @@ class Recorder(EngineObserver):
     log: dict[str, list[Any]] = field(default_factory=_empty_logs)  # of the step being executed
     scheduler: Scheduler | None = None
     encoder: EncoderGate | None = None
+    num_groups: int = 1  # a content of the pool is hash * num_groups + group
     last_progress: int = 0  # the clock after the last step that computed or ended something
     after_step: Callable[[], None] = lambda: None
     _open: Record = field(default_factory=dict)  # of the step being executed
 
     def on_evict(self, block: int, content: int) -> None:
         """The GPU pool has lost a block's content."""
-        self.log["evicted"].append([block, self.labels.names[content]])
+        self.log["evicted"].append([block, self.labels.names[content // self.num_groups]])
 
     def on_cpu_evict(self, count: int, keys: list[int] | None) -> None:
         """The CPU policy was asked for room."""
-        names = None if keys is None else [self.labels.names[key] for key in keys]
+        names = None if keys is None else [self.labels.names[key // self.num_groups] for key in keys]
         self.log["cpu"].append(["evict", count, names])
 
     def on_lookup(self, request: Request, local: int, external: int | None, is_async: bool | None) -> None:
@@ -76,8 +77,8 @@ class Recorder(EngineObserver):
 
     def _describe(self, output: SchedulerOutput) -> Record:
         assert self.scheduler is not None
-        tables = {r.request_id: list(table) for r, table in output.tables.items()}
-        gained = {r.request_id: list(blocks) for r, blocks in output.new_blocks.items()}
+        tables = {r.request_id: _copied(table) for r, table in output.tables.items()}
+        gained = {r.request_id: _copied(blocks) for r, blocks in output.new_blocks.items()}
         record = {
             "step": self.env.now,
             "sched": {r.request_id: n for r, n in output.num_scheduled_tokens.items()},
@@ -154,6 +155,11 @@ class AsyncRecorder(Recorder):
         if "meta" in self._open:
             self._open["dma"] = list(self.log["dma"])
         self._close()
+
+
+def _copied(blocks: BlockTable) -> BlockTable:
+    """Block ids as they are now, per group where there are groups."""
+    return [list(entry) if isinstance(entry, Sequence) else entry for entry in blocks]
 
 
 def describe(meta: OffloadingMeta | SimpleCPUMeta | ExampleMeta) -> Record:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from simpy import Event
 
 from kvsim.async_engine import AsyncEngine
-from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
 from kvsim.conform.gates import build_gates, demands_of
+from kvsim.conform.groups import build_kv_cache_manager
 from kvsim.conform.recorder import AsyncRecorder, Labels, Record, Recorder
 from kvsim.conform.step_clock import (
     OneTick,
@@ -43,8 +44,9 @@ DEFAULTS: dict[str, Any] = {
     "spec_method": None, "num_speculative_tokens": 3, "accepted": [3, 0, 1], "lookahead_block_hashes": True,
     "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": True, "store_threshold": 0, "tier": None, "tier_load_delay": 3,
-    "tier_store_delay": 2, "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
-    "max_loras": None, "encoder_budget": None, "encoder_cache": None, "disable_chunked_mm_input": False,
+    "tier_store_delay": 2, "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5, "groups": None,
+    "retention_interval": 0, "max_loras": None, "encoder_budget": None, "encoder_cache": None,
+    "disable_chunked_mm_input": False,
 }  # fmt: skip
 T = TypeVar("T")
 MAX_STEPS = 30_000  # unless a scenario says otherwise, it is cut off after so many steps
@@ -127,15 +129,8 @@ class Conformance:
     def _build(self) -> Engine:
         o, release, recorder = self.options, self.release, self.recorder
         pool = release.block_pool(o["num_gpu_blocks"], recorder.on_evict)
-        kv = KVCacheManager(
-            pool,
-            block_size=o["block_size"],
-            max_model_len=o["max_model_len"],
-            enable_caching=not o["no_prefix_caching"],
-            num_lookahead_tokens=self._speculation.num_lookahead_tokens if self._speculation else 0,
-            drops_last_hit=self._speculation is not None and self._speculation.drops_last_hit,
-            hash_lookahead_tokens=self._speculation.hash_lookahead_tokens if self._speculation else 0,
-        )
+        kv = build_kv_cache_manager(o, pool, self._speculation)
+        recorder.num_groups = kv.num_groups
         connector, worker = self._connector(kv)
         limits = SchedulerLimits(
             max_num_batched_tokens=o["max_num_batched_tokens"],
@@ -181,12 +176,23 @@ class Conformance:
             raise UserError(f"{self.scenario['name']}: {option}: not simulated for this release of vLLM")
         return kind
 
-    def _connector(self, kv: KVCacheManager) -> tuple[KVConnector | None, ConnectorWorker | None]:
+    def _connector(self, kv: AnyKVCacheManager) -> tuple[KVConnector | None, ConnectorWorker | None]:
         o, release, recorder = self.options, self.release, self.recorder
         delays: dict[Direction, int] = {"load": o["load_delay"], "store": o["store_delay"]}
         copier = StepCopier(recorder.step, delays, recorder.log["dma"], log_waits=o["connector"] == "offloading")
         if o["connector"] is None:
             return None, None
+        if isinstance(kv, HybridKVCacheManager):
+            if o["connector"] != "offloading":
+                raise NotImplementedError(f"groups with connector {o['connector']}")
+            grouped = release.grouped_offloading_connector(
+                self._ledger(),
+                kv,
+                block_size_factor=o["chunk_factor"],
+                offload_prompt_only=o["offload_prompt_only"],
+                enable_caching=not o["no_prefix_caching"],
+            )
+            return grouped, SortedReports(release.offloading_worker(copier))
         if o["connector"] == "example":
             size = o["block_size"]
             return ExampleConnector(block_size=size), StepExampleWorker(size, recorder.log["dma"])
@@ -274,7 +280,7 @@ class Conformance:
 
     def _next_turn(self, session: int) -> tuple[Request, Event]:
         """A new request, or the next part of a streaming session's; it goes on while it waits for input."""
-        spec, size = self.scenario["sessions"][session], self.options["block_size"]
+        spec, size = self.scenario["sessions"][session], self.engine.scheduler.kv.block_size
         number = self._turn[session]
         user, out = spec["turns"][number]
         prompt = self._tokens[session] + user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -36,6 +37,25 @@ class _Options(Component):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
+class GroupOptions(_Options):
+    """One KV cache group."""
+
+    kind: Literal["full", "sliding_window", "chunked_local", "mamba"]
+    block_size: Count | None = None
+    window: Count | None = None
+    chunk: Count | None = None
+    checkpoints: Flag = False
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> GroupOptions:
+        for key, kind in (("window", "sliding_window"), ("chunk", "chunked_local")):
+            if (getattr(self, key) is not None) != (self.kind == kind):
+                raise Misfit(key, f"{key} with kind {self.kind}, expected it with {kind}, and only there")
+        if self.checkpoints and self.kind != "mamba":
+            raise Misfit("checkpoints", f"checkpoints with kind {self.kind}, expected them with mamba only")
+        return self
+
+
 class EngineOptions(_Options):
     """Pools and limits of the engine."""
 
@@ -53,11 +73,26 @@ class EngineOptions(_Options):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=100)] = 3
     accepted: Annotated[list[Annotated[int, Field(ge=0, le=100)]], Field(min_length=1)] = Field(default=[3, 0, 1])
     lookahead_block_hashes: Flag = True
+    groups: Annotated[list[GroupOptions], Field(min_length=1)] | None = None
+    retention_interval: Literal["dense"] | Steps = 0
     drain: Steps = 5
     max_loras: Count | None = None
     encoder_budget: Count | None = None
     encoder_cache: Count | None = None
     disable_chunked_mm_input: Flag = False
+
+    @model_validator(mode="after")
+    def _one_block_size_where_it_must_be(self) -> EngineOptions:
+        groups = self.groups or []
+        if groups and (self.async_scheduling or self.spec_method):
+            raise Misfit("groups", "groups with async_scheduling or spec_method, expected one of them")
+        sizes = {group.block_size or self.block_size for group in groups}
+        if len(sizes) > 1 and any(group.kind in ("mamba", "chunked_local") for group in groups):
+            raise Misfit("groups", f"block sizes {sorted(sizes)} beside mamba or chunked_local, expected a single one")
+        retained, alignment = self.retention_interval, lcm(*sizes)
+        if retained != "dense" and retained % alignment:
+            raise Misfit("retention_interval", f"{retained}, expected dense or a multiple of {alignment} tokens")
+        return self
 
 
 class TierOptions(Component):
@@ -131,6 +166,17 @@ class Scenario(Component):
         overlaps = self.engine.async_scheduling or self.engine.spec_method is not None
         if overlaps and any(session.streaming for session in self.sessions):
             raise Misfit("sessions", "one is streaming, expected none with async_scheduling or spec_method")
+        return self
+
+    @model_validator(mode="after")
+    def _connector_takes_groups(self) -> Scenario:
+        groups, kind = self.engine.groups, self.connector.connector
+        if groups and any(session.streaming for session in self.sessions):
+            raise Misfit("sessions", "one is streaming, expected none with groups")
+        if groups and kind == "simple":
+            raise Misfit("connector", "connector simple with groups, expected offloading or none")
+        if groups and kind and self.engine.no_prefix_caching and any(group.kind == "mamba" for group in groups):
+            raise Misfit("connector", "mamba is offloaded without prefix caching, expected no_prefix_caching false")
         return self
 
     @model_validator(mode="after")

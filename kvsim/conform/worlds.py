@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 Scenario = dict[str, Any]
@@ -12,6 +13,11 @@ MAX_STEPS = 2500
 
 _DELAYS = (0, 0, 1, 1, 2, 3, 4, 6, 9, 12, 20)
 _KINDS = ("gpu", "lru", "lru", "arc", "arc", "simple", "simple", "tier", "tier")
+_GROUP_KINDS = (
+    ("sliding",), ("full", "sliding"), ("full", "sliding"), ("sliding", "full"), ("full", "sliding", "sliding"),
+    ("full", "sliding", "other"), ("sliding", "other"), ("chunked_local",), ("full", "chunked_local"), ("mamba",),
+    ("full", "mamba"), ("full", "mamba", "mamba"), ("mamba", "full", "mamba", "mamba"), ("full", "mamba", "sliding"),
+)  # fmt: skip
 _FULL_CHUNK_FACTORS = (1, 1, 1, 2, 3, 4)
 
 
@@ -24,6 +30,7 @@ class Extensions:
     file_tier: bool = False  # vLLM's file system tier
     async_scheduling: bool = False  # two steps in flight
     speculative: bool = False  # drafts, some of which hold
+    groups: bool = False  # several KV cache groups; then every world has some
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +68,16 @@ class _World:
         self._kind = r.choice(_KINDS)
         self._block_size: int = r.choice((16, 16, 16, 32))
         self._engine = self._draw_engine()
+        if self._extensions.groups:
+            self._draw_groups()
         self._connector = self._draw_connector()
+        # Retention counts in chunks of the CPU tier, too.
+        if retained := self._engine.get("retention_interval", 0):
+            factor = self._connector.get("chunk_factor", 1)
+            self._engine["retention_interval"] = retained if retained == "dense" else retained * factor
         # A request that fits into the pool at its longest; the null block is not to be had.
-        self._cap = (self._engine["num_gpu_blocks"] - 1) * self._block_size - 2
+        groups = len(self._engine.get("groups", "1"))
+        self._cap = (self._engine["num_gpu_blocks"] - 1) // groups * self._block_size - 2
         self._system: int = r.choice((0, 20, 32, 64, 100)) if self._style_name != "burst" else r.randint(100, 400)
 
     def scenario(self) -> Scenario:
@@ -107,13 +121,51 @@ class _World:
             "lookahead_block_hashes": r.random() < 0.6,
         }
 
+    def _draw_groups(self) -> None:
+        """One to four groups; the pool grows with them. No SimpleCPU connector."""
+        r, size = self._random, self._block_size
+        if self._kind == "simple":
+            self._kind = "gpu"
+        kinds = r.choice(_GROUP_KINDS)
+        if "mamba" in kinds and self._engine["no_prefix_caching"]:
+            self._kind = "gpu"  # vLLM refuses to offload states without prefix caching
+        if "mamba" in kinds and r.random() < 0.25:  # blocks longer than what a step computes
+            size = self._block_size = self._engine["block_size"] = 64
+            self._engine["num_gpu_blocks"] //= 2
+        windows = {kind: r.choice((1, 2, size, size + 1, 40, 64, 100, 200)) for kind in ("sliding", "other")}
+        uneven = "mamba" not in kinds and "chunked_local" not in kinds and r.random() < 0.35
+        checkpoints = r.random() < 0.5
+        groups: list[dict[str, Any]] = []
+        for kind in kinds:
+            if kind in windows:
+                group: dict[str, Any] = {"kind": "sliding_window", "window": windows[kind]}
+            elif kind == "chunked_local":
+                group = {"kind": kind, "chunk": r.choice((size, 2 * size, 48, 64, 96))}
+            elif kind == "mamba":
+                group = {"kind": kind} | ({"checkpoints": True} if checkpoints else {})
+            else:
+                group = {"kind": kind}
+            groups.append(group)
+        if uneven:
+            sizes = r.choice(((2, 1), (1, 2), (4, 1), (1, 4), (2, 3)))
+            for group in groups:
+                group["block_size"] = size * sizes[group["kind"] != "full"]
+        self._engine["groups"] = groups
+        alignment = lcm(*(group.get("block_size", size) for group in groups))
+        sparse = {"sliding_window", "mamba"} & {group["kind"] for group in groups}
+        if "mamba" in kinds and self._engine["no_prefix_caching"]:
+            sparse = set()
+        times = r.choice((0, 0, 0, None, 1, 2, 4))
+        self._engine["retention_interval"] = "dense" if times is None else alignment * times if sparse else 0
+        self._engine["num_gpu_blocks"] = self._engine["num_gpu_blocks"] * len(groups) * r.choice((2, 3)) // 3
+
     def _draw_connector(self) -> dict[str, Any]:
         r, style, kind = self._random, self._style, self._kind
         if kind == "gpu":
             return {}
         options = {
             "connector": "simple" if kind == "simple" else "offloading",
-            "cpu_blocks": r.choice(style.cpu_blocks),
+            "cpu_blocks": r.choice(style.cpu_blocks) * len(self._engine.get("groups", "1")),
             "load_delay": r.choice(_DELAYS),
             "store_delay": r.choice(_DELAYS),
         }

@@ -82,6 +82,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from kvsim.kv_events import KVCacheEvent
 from kvsim.request import Request
 
+BlockTable = Any
+"""Block ids: a list, or a list per KV cache group where there are several (`kvsim.cache.hybrid_kv_cache_manager`)."""
+
 
 @dataclass(slots=True)
 class SchedulerOutput:
@@ -90,14 +93,15 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
     new: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
-    new_blocks: dict[Request, list[int]] = field(default_factory=dict)  # what running requests gained, if anything
+    new_blocks: dict[Request, BlockTable] = field(default_factory=dict)  # what running requests gained, if anything
     preempted: list[Request] = field(default_factory=list)
     hits: dict[Request, tuple[int, int]] = field(default_factory=dict)  # (local, external) tokens, of those admitted
     finished: list[Request] = field(default_factory=list)  # requests that ended in the step before
-    tables: dict[Request, list[int]] = field(default_factory=dict)  # whole tables of new and resumed requests
+    tables: dict[Request, BlockTable] = field(default_factory=dict)  # whole tables of new and resumed requests
     drafts: dict[Request, int] = field(default_factory=dict)  # guesses verified in this step, if any
     sampling: set[Request] = field(default_factory=set)  # with steps in flight: whom this one gives a token
     encoder_tokens: int = 0  # of images and audio, that the encoder computes before this step's forward pass
+    boundary_states: Sequence[Any] = ()  # recurrent states hashed in this step: `kvsim.cache.mamba_group.BoundaryState`
     connector_meta: Any = None
 
     @property
@@ -203,7 +207,7 @@ class KVConnector(ABC):
         """Tokens loadable after the local hit, and whether the load is asynchronous. None = ask again next step."""
 
     @abstractmethod
-    def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
+    def update_state_after_alloc(self, request: Request, table: BlockTable, num_external_tokens: int) -> None:
         """The request has blocks now: the local hits, then ``num_external_tokens`` to be loaded."""
 
     @abstractmethod
@@ -211,7 +215,7 @@ class KVConnector(ABC):
         """This step's work for the worker side."""
 
     @abstractmethod
-    def request_finished(self, request: Request, table: list[int]) -> bool:
+    def request_finished(self, request: Request, table: BlockTable) -> bool:
         """The request is over. True = keep its blocks until the worker reports it as ``sent``; False = free them."""
 
     @abstractmethod

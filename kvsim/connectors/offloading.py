@@ -256,8 +256,7 @@ class OffloadingConnector(KVConnector):
             state = self._states[job.request]
             if job.direction == "store":
                 self.manager.complete_store(job.keys, state.context)
-                if job.request.is_finished:
-                    self._unwatch(job)
+                self._unwatch(job)
             else:
                 self.manager.complete_load(job.keys)
                 if self._loading is not None:
@@ -266,7 +265,7 @@ class OffloadingConnector(KVConnector):
             self._forget_if_over(state)
 
     def _unwatch(self, job: Job) -> None:
-        for block in job.source:
+        for block in job.source if job.request.is_finished else ():
             waiting = self._watched[block]
             waiting.discard(job.job_id)
             if not waiting:

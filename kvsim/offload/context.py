@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Marks of one key, by position in the request.
 SEEN = 1  # stored, loaded, or found present when offered
 INSERTED = 2  # this request put it there
@@ -18,6 +20,8 @@ class RequestContext:
 
     __slots__ = ("keys", "marks", "rank", "request_id")
 
+    live_order: Sequence[int] | None = None  # places of the chunks in the request; None = their own numbers
+
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.keys: list[int] = []
@@ -28,3 +32,11 @@ class RequestContext:
         """Append the keys of chunks that the request has gained."""
         self.keys += keys
         self.marks.extend(bytes(len(keys)))
+
+    def final_order(self) -> Sequence[int] | None:
+        """Places of the chunks at the request's end; None = their own numbers."""
+        return None
+
+    def from_the_tail(self) -> Sequence[int]:
+        """Numbers of all chunks, the last of the request first."""
+        return range(len(self.keys) - 1, -1, -1)

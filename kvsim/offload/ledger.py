@@ -51,6 +51,10 @@ class Ledger(ABC):
         """Pin chunks ``first .. last-1`` for reading and return their slots. They must be ready."""
 
     @abstractmethod
+    def prepare_load_of(self, context: RequestContext, positions: Sequence[int]) -> list[int]:
+        """As `prepare_load`, of any of the request's chunks."""
+
+    @abstractmethod
     def complete_load(self, keys: Sequence[int]) -> None:
         """The copies have been read."""
 
@@ -61,6 +65,10 @@ class Ledger(ABC):
         Returns:
             What to copy (possibly nothing), or None = no room: nothing was evicted, offer them again.
         """
+
+    @abstractmethod
+    def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
+        """As `prepare_store`, of any of the request's chunks, in the order given."""
 
     @abstractmethod
     def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:

@@ -65,8 +65,11 @@ class OffloadingManager(Ledger):
 
     # -- loading
     def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
-        ids = self.pin(context.keys[first:last])
-        positions = range(first, last)
+        return self.prepare_load_of(context, range(first, last))
+
+    def prepare_load_of(self, context: RequestContext, positions: Sequence[int]) -> list[int]:
+        keys = context.keys
+        ids = self.pin([keys[position] for position in positions])
         self._note(context, positions, reused=positions)
         return ids
 
@@ -94,13 +97,16 @@ class OffloadingManager(Ledger):
 
     # -- storing
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+        return self.prepare_store_of(context, range(first, last))
+
+    def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
         keys, slots, marks = context.keys, self.slots, context.marks
         if self.store_threshold >= 2:
-            self._count_offer(keys[first:last])
+            self._count_offer([keys[position] for position in positions])
         todo: list[int] = []
         ready: list[int] = []
         used: list[int] = []  # to store or ready, in order; not those being written
-        for position in range(first, last):
+        for position in positions:
             slot = slots.get(keys[position])
             if slot is None:
                 if self.store_threshold < 2 or self._counts.get(keys[position], 0) >= self.store_threshold:
@@ -117,7 +123,7 @@ class OffloadingManager(Ledger):
         self._note(context, used, reused=ready)
         if not todo:
             return StorePlan([], [])
-        if not self._make_room(len(todo), context, first, last):
+        if not self._make_room(len(todo), context, positions):
             self._num_refusals += 1
             return None
         return StorePlan(todo, self._insert(context, todo))
@@ -194,14 +200,15 @@ class OffloadingManager(Ledger):
     def _missing_slots(self, wanted: int) -> int:
         return wanted - len(self._free_ids) - (self.num_slots - self._num_fresh)
 
-    def _make_room(self, wanted: int, context: RequestContext, first: int, last: int) -> bool:
+    def _make_room(self, wanted: int, context: RequestContext, offered: Sequence[int]) -> bool:
         missing = self._missing_slots(wanted)
         if missing <= 0:
             return True
         if missing > self._num_evictable:  # refused without asking the policy
             return False
         # Everything offered is protected, below the threshold or not.
-        return self._evict(missing, set(context.keys[first:last]))
+        keys = context.keys
+        return self._evict(missing, {keys[position] for position in offered})
 
     def _evict(self, count: int, protected: set[int]) -> bool:
         victims = self.policy.evict(count, protected)

@@ -149,6 +149,9 @@ class TieringManager(Ledger):
     def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
         return self.primary.prepare_load(context, first, last)
 
+    def prepare_load_of(self, context: RequestContext, positions: Sequence[int]) -> list[int]:
+        return self.primary.prepare_load_of(context, positions)
+
     def sources(self, context: RequestContext, first: int, last: int) -> list[int]:
         """Tiers from which this request has had the chunks brought; those that it found in the primary don't count."""
         promoted = self._sources.get(context.request_id, {})
@@ -160,6 +163,10 @@ class TieringManager(Ledger):
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
         self._poll()
         return self._count(context, self.primary.prepare_store(context, first, last))
+
+    def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
+        self._poll()
+        return self._count(context, self.primary.prepare_store_of(context, positions))
 
     def _count(self, context: RequestContext, plan: StorePlan | None) -> StorePlan | None:
         if plan is not None and plan.positions:

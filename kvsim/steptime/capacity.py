@@ -14,7 +14,21 @@ from math import ceil
 
 from kvsim.errors import UserError
 from kvsim.steptime.gpu import GpuSpec
+from kvsim.steptime.kv_layout import KVLayout, blocks_per_request, kv_cache_tokens, kv_layout
 from kvsim.steptime.spec import ModelSpec
+
+__all__ = [
+    "GIB",
+    "KVCapacity",
+    "KVLayout",
+    "blocks_per_request",
+    "default_limits",
+    "estimate_num_gpu_blocks",
+    "forward_peak_bytes",
+    "kv_cache_tokens",
+    "kv_layout",
+    "sampler_peak_bytes",
+]
 
 GIB = 1 << 30
 
@@ -25,32 +39,6 @@ _NON_TORCH_BYTES = GIB // 10  # allocations outside torch between start-up and t
 # The five logs against this estimate: real minus estimate from -3.1 % to +0.4 % of the budget.
 _MAX_OVER = 0.032
 _MAX_UNDER = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """How the layers of a model share the blocks of one pool, on one rank.
-
-    Attributes:
-        block_tokens: tokens per block.
-        groups: number of KV cache groups (1 if all layers are alike).
-        layers_per_group: layers whose pages make up one block of a group.
-        page_bytes: bytes of one layer's part of a block.
-    """
-
-    block_tokens: int
-    groups: int
-    layers_per_group: int
-    page_bytes: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block on one rank: the pages of one group's layers."""
-        return self.page_bytes * self.layers_per_group
-
-    def num_blocks(self, kv_bytes: int) -> int:
-        """Blocks that fit; vLLM floors twice, by page and by layer."""
-        return max(kv_bytes // self.page_bytes // self.layers_per_group, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,68 +64,6 @@ class KVCapacity:
     tokens: int
     estimated: bool
     explanation: tuple[str, ...]
-
-
-def kv_layout(model: ModelSpec, tp: int = 1, block_tokens: int = 16) -> KVLayout:
-    """Groups and page size by vLLM 0.23.0 core/kv_cache_utils.py.
-
-    All layers alike: one group of all layers. Two kinds of layers: the group size is the smaller layer count,
-    or the larger one if that is less than 1.5 times the smaller; each kind is cut into groups of that size,
-    all as large as the largest (the last one is padded). Layers with unequal bytes per token get block sizes
-    that make their pages equal. Linear-attention layers keep a state per request: their groups are not
-    modelled, only full ones count.
-    """
-    model.check_tp(tp)
-    attention = [g for g in model.groups if g.kind != "linear"]
-    per_token = [model.kv_bytes_per_token_layer(g, tp) for g in attention]
-    page = block_tokens * max(per_token)
-    if len(attention) == 1:
-        return KVLayout(block_tokens, 1, attention[0].layers, page)
-    for group, size in zip(attention, per_token, strict=True):
-        if page % (size * block_tokens):
-            raise UserError(
-                f"model {model.name}: KV pages of {group.kind} layers ({size} B per token) do not divide"
-                f" those of the others ({max(per_token)} B): vLLM cannot unify them"
-            )
-    few, many = sorted(g.layers for g in attention)
-    size = many if many < 1.5 * few else few
-    return KVLayout(block_tokens, sum(ceil(g.layers / size) for g in attention), size, page)
-
-
-def blocks_per_request(
-    model: ModelSpec, tokens: int, tp: int = 1, block_tokens: int = 16, max_num_batched_tokens: int = 8192
-) -> int:
-    """Blocks that one request of ``tokens`` tokens may hold at once, over all groups.
-
-    A sliding layer keeps its window less one plus the tokens of one step, and a block more because the window
-    need not start at a block boundary. The quotient of all blocks and this is vLLM's "Maximum concurrency".
-    """
-    layout = kv_layout(model, tp, block_tokens)
-    total = 0
-    for group in model.groups:
-        if group.kind == "linear":
-            continue
-        copies = ceil(group.layers / layout.layers_per_group) if layout.groups > 1 else 1
-        own_tokens = layout.page_bytes // model.kv_bytes_per_token_layer(group, tp)  # tokens per block of this kind
-        blocks = ceil(tokens / own_tokens)
-        if group.kind == "sliding":
-            kept = min(group.window - 1 + max_num_batched_tokens, tokens)
-            blocks = ceil(kept / own_tokens) + 1
-        total += copies * blocks
-    return total
-
-
-def kv_cache_tokens(
-    model: ModelSpec,
-    num_blocks: int,
-    max_model_len: int,
-    tp: int = 1,
-    block_tokens: int = 16,
-    max_num_batched_tokens: int = 8192,
-) -> int:
-    """The "GPU KV cache size" that vLLM logs: maximum concurrency times ``max_model_len``."""
-    per_request = blocks_per_request(model, max_model_len, tp, block_tokens, max_num_batched_tokens)
-    return num_blocks * max_model_len // per_request
 
 
 def default_limits(
@@ -177,6 +103,7 @@ def estimate_num_gpu_blocks(
     weight_bytes: int | None = None,
     cuda_graph_bytes: int = 0,
     version: str = "0.33.0",
+    layout: KVLayout | None = None,
 ) -> KVCapacity:
     """KV blocks of one engine by vLLM's rule.
 
@@ -193,11 +120,12 @@ def estimate_num_gpu_blocks(
         weight_bytes: per GPU, as vLLM logs it ("Model loading took"); None = computed.
         cuda_graph_bytes: what vLLM charges for CUDA graphs (logged; since 0.21), unknown before it ran.
         version: for the defaults.
+        layout: groups and pages; None = `kv_layout` of the model.
 
     Raises:
         UserError: nothing is left for the KV cache.
     """
-    layout = kv_layout(model, tp, block_tokens)
+    layout = layout or kv_layout(model, tp, block_tokens)
     if kv_cache_memory_bytes is not None:
         blocks = layout.num_blocks(kv_cache_memory_bytes)
         if blocks < 2:
@@ -234,8 +162,9 @@ def estimate_num_gpu_blocks(
         raise UserError(
             f"gpu memory: {_gib(weights)} of weights of {model.name} (tensor_parallel_size {tp}) {what} in"
             f" {_gib(budget)} ({share}) beside {_gib(peak + _NON_TORCH_BYTES)} of activations (a block of"
-            f" {block_tokens} tokens takes {_gib(layout.block_bytes)}); raise tensor_parallel_size, lower max_num_seqs"
-            " or max_num_batched_tokens, take a larger GPU or quantized weights, or set num_gpu_blocks_override"
+            f" {layout.block_tokens} tokens takes {_gib(layout.block_bytes)}); raise tensor_parallel_size, lower"
+            " max_num_seqs or max_num_batched_tokens, take a larger GPU or quantized weights, or set"
+            " num_gpu_blocks_override"
         )
     lines.append(
         f"= {_gib(kv_bytes)} for KV, an estimate: public logs lie between {_gib(max(least, 0))} and {_gib(most)}"

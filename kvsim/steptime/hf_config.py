@@ -41,6 +41,9 @@ def spec_from_config(config: Config, name: str, source: str = "", notes: Iterabl
     moe, dense_inter = _read_moe(read, layers)
     mla = _read_mla(read)
     groups = _read_groups(read, layers, mla, found)
+    mlps = str(text.get("hybrid_override_pattern", "")).count("-") or None
+    if mlps:  # two matrices, squared ReLU: as wide as two thirds of a gated MLP's three
+        dense_inter = dense_inter * 2 // 3
     quantization = text.get("quantization_config") or config.get("quantization_config")
     return ModelSpec(
         name=name,
@@ -48,6 +51,7 @@ def spec_from_config(config: Config, name: str, source: str = "", notes: Iterabl
         hidden=hidden,
         groups=groups,
         dense_inter=dense_inter,
+        mlp_layers=mlps,
         vocab=read.integer("vocab_size"),
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", True))),
         max_position=_max_position(read),
@@ -172,7 +176,7 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
     heads = read.integer("num_attention_heads", "n_head")
     kv_heads = read.optional("num_key_value_heads", "num_kv_heads", default=heads) or heads
     hidden = read.integer("hidden_size", "n_embd", "d_model")
-    head_dim = read.optional("head_dim", default=hidden // heads) or hidden // heads
+    head_dim = read.optional("head_dim", "attention_head_dim", default=hidden // heads) or hidden // heads
     if mla:
         notes.append("MLA: low fidelity, the step time was never fitted on it")
         if read.optional("index_topk"):
@@ -180,19 +184,25 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
         return (AttentionGroup("full", layers, heads, 1, mla.nope_dim + mla.rope_dim),)
 
     kinds = _layer_kinds(read, layers)
-    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds) if kind != "mlp"}
     groups: list[AttentionGroup] = []
     gate = bool(text.get("attn_output_gate", _family(read) == "qwen3_next"))
     for kind, count in sorted(counts.items()):
+        first = kinds.index(kind)
         if kind == "full":
             wide = read.optional("global_head_dim") or head_dim  # Gemma 4: its own heads in global layers
             few = read.optional("num_global_key_value_heads") or kv_heads
-            groups.append(AttentionGroup("full", count, heads, few, wide, output_gate=gate))
+            groups.append(AttentionGroup("full", count, heads, few, wide, output_gate=gate, first_layer=first))
         elif kind == "sliding":
             window = read.integer("sliding_window", "attention_chunk_size")
-            groups.append(AttentionGroup("sliding", count, heads, kv_heads, head_dim, window=window))
+            chunked = bool(text.get("attention_chunk_size"))
+            groups.append(
+                AttentionGroup(
+                    "sliding", count, heads, kv_heads, head_dim, window=window, chunked=chunked, first_layer=first
+                )
+            )
         else:
-            groups.append(_linear_group(read, count, hidden))
+            groups.append(_linear_group(read, count, hidden, first))
             notes.append("linear attention: projections and state traffic only, its kernels were never fitted")
     if text.get("attention_chunk_size") and "sliding" in counts:
         notes.append("chunked local attention: modelled as a sliding window of the chunk size")
@@ -200,8 +210,10 @@ def _read_groups(read: _Reader, layers: int, mla: Mla | None, notes: list[str]) 
 
 
 def _layer_kinds(read: _Reader, layers: int) -> list[str]:
-    """``full``, ``sliding`` or ``linear`` for every layer."""
+    """``full``, ``sliding`` or ``linear`` for every layer; ``mlp`` for one that is nothing but an MLP."""
     text = read.config
+    if text.get("hybrid_override_pattern"):
+        return _pattern_kinds(str(text["hybrid_override_pattern"]), layers, read)
     types = text.get("layer_types")
     if isinstance(types, Sequence) and not isinstance(types, str):
         if len(types) != layers:
@@ -226,6 +238,17 @@ def _layer_kinds(read: _Reader, layers: int) -> list[str]:
     return ["sliding"] * layers
 
 
+def _pattern_kinds(pattern: str, layers: int, read: _Reader) -> list[str]:
+    """Nemotron-H: a letter per layer."""
+    letters = {"M": "linear", "*": "full", "-": "mlp"}
+    unknown = [letter for letter in pattern if letter not in letters]
+    if unknown or len(pattern) != layers:
+        raise UserError(
+            f"model {read.name}: config: hybrid_override_pattern: {pattern!r}: expected {layers} letters M, * or -"
+        )
+    return [letters[letter] for letter in pattern]
+
+
 def _kind(layer_type: str, read: _Reader) -> str:
     known = {
         "full_attention": "full",
@@ -243,20 +266,44 @@ def _kind(layer_type: str, read: _Reader) -> str:
     return known[layer_type]
 
 
-def _linear_group(read: _Reader, layers: int, hidden: int) -> AttentionGroup:
-    """Gated delta net layers (Qwen3-Next, Qwen3.5): a matrix per value head and a short convolution."""
+def _linear_group(read: _Reader, layers: int, hidden: int, first_layer: int) -> AttentionGroup:
+    """Mamba 2 layers (Nemotron-H), or gated delta nets (Qwen3-Next, Qwen3.5): a matrix per head and a convolution."""
+    if read.config.get("mamba_num_heads"):
+        return _mamba2_group(read, layers, hidden, first_layer)
     key_heads, value_heads = read.integer("linear_num_key_heads"), read.integer("linear_num_value_heads")
     key_dim, value_dim = read.integer("linear_key_head_dim"), read.integer("linear_value_head_dim")
     kernel = read.integer("linear_conv_kernel_dim")
     keys, values = key_heads * key_dim, value_heads * value_dim
     mixed = 2 * keys + values  # queries, keys and values pass the convolution together
-    element = 2  # bf16 state, vLLM's default follows the model dtype
+    element = 2  # bf16, as the model; the recurrent matrix may be kept in fp32 (vLLM: mamba_ssm_cache_dtype)
+    matrix_element = 4 if read.config.get("mamba_ssm_dtype") == "float32" else element
     return AttentionGroup(
         "linear",
         layers,
         heads=0,
         kv_heads=0,
         head_dim=0,
-        state_bytes=(value_heads * key_dim * value_dim + mixed * (kernel - 1)) * element,
+        state_bytes=value_heads * key_dim * value_dim * matrix_element + mixed * (kernel - 1) * element,
         projection_params=hidden * (mixed + values + 2 * value_heads) + values * hidden + mixed * kernel,
+        first_layer=first_layer,
+        recurrence="gdn",
+    )
+
+
+def _mamba2_group(read: _Reader, layers: int, hidden: int, first_layer: int) -> AttentionGroup:
+    """Mamba 2: a matrix per head, kept in fp32 (vLLM 0.33.0 model_executor/models/config.py), and a convolution."""
+    heads, head_dim, state = (read.integer(key) for key in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"))
+    kernel = read.integer("conv_kernel", "mamba_d_conv")
+    inner = heads * head_dim
+    mixed = inner + 2 * read.integer("n_groups", "mamba_n_groups") * state  # pass the convolution together
+    return AttentionGroup(
+        "linear",
+        layers,
+        heads=0,
+        kv_heads=0,
+        head_dim=0,
+        state_bytes=inner * state * 4 + mixed * (kernel - 1) * 2,
+        projection_params=hidden * (inner + mixed + heads) + inner * hidden + mixed * kernel,
+        first_layer=first_layer,
+        recurrence="mamba2",
     )

@@ -39,6 +39,9 @@ class AttentionGroup:
         projection_params: projection weights of one ``linear`` layer, else 0.
         output_gate: the attention output is gated by a projection as wide as the queries (Qwen3-Next and
             later).
+        chunked: a ``sliding`` layer attends to its own chunk of ``window`` tokens instead (Llama 4).
+        first_layer: number of the first layer of the kind.
+        recurrence: what a ``linear`` layer is: ``gdn`` (gated delta net) or ``mamba2``, else empty.
     """
 
     kind: str
@@ -50,6 +53,9 @@ class AttentionGroup:
     state_bytes: int = 0
     projection_params: int = 0
     output_gate: bool = False
+    chunked: bool = False
+    first_layer: int = 0
+    recurrence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class ModelSpec:
         name: how the user or the preset calls it.
         layers: decoder layers (multi-token-prediction layers are not counted).
         hidden: width of the residual stream.
-        groups: attention layers by kind; their layers sum to ``layers``.
+        groups: attention layers by kind; their layers sum to ``layers``, unless MLPs are layers of their own.
         dense_inter: width of the dense MLP of the layers that are not MoE (0 if there is none).
         vocab: vocabulary size.
         tied: input embedding and LM head share their weights.
@@ -125,6 +131,7 @@ class ModelSpec:
         moe, mla: None where the model has none.
         quantization: of the weights.
         kv_cache_dtype: ``bf16`` or ``fp8``.
+        mlp_layers: MLPs that are layers of their own (Nemotron-H); None = one in every layer.
         source: where the dimensions come from.
         notes: what is a guess, or not modelled.
     """
@@ -141,6 +148,7 @@ class ModelSpec:
     mla: Mla | None = None
     quantization: Quantization = Quantization()
     kv_cache_dtype: str = "bf16"
+    mlp_layers: int | None = None
     source: str = ""
     notes: tuple[str, ...] = ()
 
@@ -154,7 +162,7 @@ class ModelSpec:
     @property
     def dense_layers(self) -> int:
         """Layers with a plain MLP."""
-        return self.layers - self.moe_layers
+        return self.layers - self.moe_layers if self.mlp_layers is None else self.mlp_layers
 
     @property
     def attention_layers(self) -> int:

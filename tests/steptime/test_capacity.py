@@ -88,11 +88,13 @@ def test_published_transfer_sizes(name: str, tokens: int, size: float) -> None:
         ("gpt-oss-120b", 1, 2, 18, 32_768),
         ("gpt-oss-120b", 8, 2, 18, 4_096),
         ("gemma-3-27b", 1, 7, 10, 131_072),
-        ("qwen3-next-80b-a3b", 1, 1, 12, 32_768),
+        ("qwen3-next-80b-a3b", 1, 4, 12, 1_114_112),
+        ("nemotron-h-8b", 1, 7, 4, 4_259_840),
+        ("llama-4-scout", 1, 4, 12, 65_536),
     ],
 )
 def test_hybrid_models_share_a_pool(name: str, tp: int, groups: int, layers: int, page: int) -> None:
-    """18 + 18 layers: two groups; 10 + 52: one and six, padded; linear layers keep no KV."""
+    """18 + 18 layers: two groups; 10 + 52: one and six, padded; 12 full beside 36 linear: pages as large as a state."""
     layout = kv_layout(load_model(name), tp)
     assert (layout.groups, layout.layers_per_group, layout.page_bytes) == (groups, layers, page)
 

@@ -79,7 +79,7 @@ def test_every_preset_loads_and_names_its_source() -> None:
     for name in model_names():
         model = load_model(name)
         assert model.source
-        assert sum(g.layers for g in model.groups) == model.layers
+        assert sum(g.layers for g in model.groups) + (model.mlp_layers or 0) == model.layers
         assert model.weight_bytes(1) > 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import gates
 from copies import CLOCK
 from describe import describe_meta, describe_report
-from settings import Options, kv_cache_config, vllm_config
+from settings import Options, group_block_sizes, kv_cache_config, vllm_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -62,7 +63,7 @@ class RealEngine:
         CLOCK.step = 0
         self._name_of = name_of
         config, cache = vllm_config(options, files), kv_cache_config(options)
-        self._block_size: int = options["block_size"]
+        self.hash_tokens: int = math.gcd(*group_block_sizes(options))
         self._depth: int = config.max_concurrent_batches if options["async_scheduling"] else 1
         self._queue: deque[Batch] = deque()
         self.hash_lookahead: int = getattr(config, "num_hash_lookahead_tokens", 0)
@@ -70,11 +71,13 @@ class RealEngine:
             vllm_config=config,
             kv_cache_config=cache,
             log_stats=True,
-            block_size=options["block_size"],
+            block_size=math.lcm(*(group.kv_cache_spec.block_size for group in cache.kv_cache_groups)),
             structured_output_manager=StructuredOutputManager(config),
+            **({"hash_block_size": self.hash_tokens} if not options["no_prefix_caching"] else {}),
         )
         self._options, self._compiler = options, gates.Compiler()
         gates.limit(self.scheduler, options)
+        self._grouped = options["groups"] is not None
         self.totals: Counter[str] = Counter()
         self._log: dict[str, list[Any]] = {name: [] for name in ("preempted", "evicted", "lookup", "cpu", "dma")}
         self._worker: Any = None
@@ -189,7 +192,7 @@ class RealEngine:
         self.scheduler.shutdown()
 
     def _hash_new_blocks(self, request: Any) -> list[bytes]:
-        size, first, ahead = self._block_size, len(request.block_hashes), self.hash_lookahead
+        size, first, ahead = self.hash_tokens, len(request.block_hashes), self.hash_lookahead
         lora = request.lora_request.lora_int_id if request.lora_request else 0
         previous = request.block_hashes[-1] if first else adapter_root(lora)
         hashes = []
@@ -293,6 +296,9 @@ class RealEngine:
             if policy is not None:
                 _wrap(policy, "evict", on_cpu_evict)
 
+    def _block_ids(self, by_group: Any) -> list[Any]:
+        return [list(blocks) for blocks in by_group] if self._grouped else list(by_group[0])
+
     def _name(self, content: Any) -> str | None:
         return self._name_of(bytes(content)[:_HASH_BYTES]) if content else None
 
@@ -301,10 +307,10 @@ class RealEngine:
         scheduler = self.scheduler
         output = output or SchedulerOutput.make_empty()
         cached = output.scheduled_cached_reqs
-        blocks = {new.req_id: list(new.block_ids[0]) for new in output.scheduled_new_reqs}
+        blocks = {new.req_id: self._block_ids(new.block_ids) for new in output.scheduled_new_reqs}
         for request_id, gained in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if gained is not None:
-                blocks[request_id] = list(gained[0])
+                blocks[request_id] = self._block_ids(gained)
         skipped = _ids(getattr(scheduler, "skipped_waiting", None))
         record = {
             "step": CLOCK.step,

@@ -178,7 +178,7 @@ class Play:
     def _name_blocks(self, session: SessionState) -> None:
         from engine import adapter_root, block_hash
 
-        size, tokens, ahead = self._options["block_size"], session.context, self._engine.hash_lookahead
+        size, tokens, ahead = self._engine.hash_tokens, session.context, self._engine.hash_lookahead
         previous, prefix = adapter_root(session.lora), f"{session.lora}/" if session.lora else ""
         for index in range((len(tokens) - ahead) // size):
             previous = block_hash(previous, tokens[index * size : (index + 1) * size + ahead])

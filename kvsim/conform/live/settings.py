@@ -16,7 +16,15 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 MODEL = str(Path(__file__).resolve().parent / "tinymodel")
 TOKEN_BYTES = 256  # one layer, one KV head of 64 values, K and V, 2 bytes each
@@ -31,8 +39,9 @@ DEFAULTS: Options = {
     "spec_method": None, "num_speculative_tokens": 3, "accepted": [3, 0, 1], "lookahead_block_hashes": True,
     "connector": None, "cpu_blocks": 1500, "cpu_policy": "lru", "chunk_factor": 1,
     "offload_prompt_only": None, "store_threshold": 0, "tier": None, "tier_load_delay": 3, "tier_store_delay": 2,
-    "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5,
-    "max_loras": None, "encoder_budget": None, "encoder_cache": None, "disable_chunked_mm_input": False,
+    "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5, "groups": None,
+    "retention_interval": 0, "max_loras": None, "encoder_budget": None, "encoder_cache": None,
+    "disable_chunked_mm_input": False,
 }  # fmt: skip
 
 
@@ -65,13 +74,18 @@ def vllm_config(options: Options, files: str) -> VllmConfig:
         scheduler_reserve_full_isl=bool(options["reserve_full_isl"]),
         watermark=0.0,
     )
+    sizes = group_block_sizes(options)
     cache = CacheConfig(
-        block_size=options["block_size"],
+        block_size=sizes[0] if len(sizes) == 1 else options["block_size"],
         gpu_memory_utilization=0.9,
         cache_dtype="auto",
         enable_prefix_caching=not options["no_prefix_caching"],
     )
     cache.num_gpu_blocks = options["num_gpu_blocks"]
+    if any(group["kind"] == "mamba" for group in options["groups"] or ()) and not options["no_prefix_caching"]:
+        cache.mamba_cache_mode, cache.mamba_block_size = "align", options["block_size"]
+    if options["groups"] and hasattr(cache, "prefix_cache_retention_interval"):
+        cache.prefix_cache_retention_interval = _retention(options)
     config = VllmConfig(
         model_config=model,
         scheduler_config=scheduler,
@@ -103,20 +117,73 @@ def _speculation(options: Options, config: VllmConfig) -> Any:
 
 
 def kv_cache_config(options: Options) -> KVCacheConfig:
-    """One layer of full attention."""
-    spec = FullAttentionSpec(block_size=options["block_size"], num_kv_heads=1, head_size=64, dtype=torch.float16)
-    assert spec.page_size_bytes == TOKEN_BYTES * options["block_size"], spec.page_size_bytes
-    size = spec.page_size_bytes * options["num_gpu_blocks"]
-    if "shared_by" in inspect.signature(KVCacheTensor).parameters:
-        tensor = KVCacheTensor(size=size, shared_by=["layer0"])
-    else:
-        tensor = KVCacheTensor(size=size, layers=["layer0"], layer_stride=size, block_stride=spec.page_size_bytes)
-    groups = [KVCacheGroupSpec(["layer0"], spec)]
-    return KVCacheConfig(num_blocks=options["num_gpu_blocks"], kv_cache_tensors=[tensor], kv_cache_groups=groups)
+    """One layer of full attention; or a layer per group, all with pages of one size."""
+    largest = max(group_block_sizes(options)) if options["groups"] else options["block_size"]
+    page = TOKEN_BYTES * largest
+    size = page * options["num_gpu_blocks"]
+    groups, tensors = [], []
+    for number, spec in enumerate(_specs(options, page)):
+        layer = f"layer{number}"
+        groups.append(KVCacheGroupSpec([layer], spec))
+        if "shared_by" in inspect.signature(KVCacheTensor).parameters:
+            tensors.append(KVCacheTensor(size=size, shared_by=[layer]))
+        else:
+            tensors.append(KVCacheTensor(size=size, layers=[layer], layer_stride=size, block_stride=page))
+    known = "prefix_cache_retention_interval" in inspect.signature(KVCacheConfig).parameters and options["groups"]
+    retained = {"prefix_cache_retention_interval": _retention(options)} if known else {}
+    return KVCacheConfig(
+        num_blocks=options["num_gpu_blocks"], kv_cache_tensors=tensors, kv_cache_groups=groups, **retained
+    )
+
+
+def _retention(options: Options) -> int | None:
+    return None if options["retention_interval"] == "dense" else int(options["retention_interval"])
+
+
+def group_block_sizes(options: Options) -> list[int]:
+    """Tokens per block of every group that keeps KV, or states with prefix caching."""
+    groups = options["groups"] or [{"kind": "full"}]
+    states = [] if options["no_prefix_caching"] else ["mamba"]
+    return [
+        group.get("block_size") or options["block_size"]
+        for group in groups
+        if group["kind"] in ("full", "sliding_window", "chunked_local", *states)
+    ] or [options["max_model_len"]]
+
+
+def _specs(options: Options, page: int) -> list[Any]:
+    attention = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.float16}
+    if options["groups"] is None:
+        spec = FullAttentionSpec(block_size=options["block_size"], **attention)
+        assert spec.page_size_bytes == page, spec.page_size_bytes
+        return [spec]
+    return [_spec(group, options, attention, page) for group in options["groups"]]
+
+
+def _spec(group: dict[str, Any], options: Options, attention: dict[str, Any], page: int) -> Any:
+    size = group.get("block_size") or options["block_size"]
+    padded = {} if TOKEN_BYTES * size == page else {"page_size_padded": page}
+    if group["kind"] == "mamba":
+        caching = not options["no_prefix_caching"]
+        checkpoints = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
+        return MambaSpec(
+            block_size=size if caching else options["max_model_len"],
+            shapes=((8,),),
+            dtypes=(torch.float16,),
+            page_size_padded=page,
+            mamba_cache_mode="align" if caching else "none",
+            **(checkpoints if group.get("checkpoints") else {}),
+        )
+    if group["kind"] == "sliding_window":
+        return SlidingWindowSpec(block_size=size, sliding_window=group["window"], **attention, **padded)
+    if group["kind"] == "chunked_local":
+        return ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=group["chunk"], **attention, **padded)
+    return FullAttentionSpec(block_size=size, **attention, **padded)
 
 
 def _transfer_config(options: Options, files: str) -> KVTransferConfig | None:
-    cpu_bytes = options["cpu_blocks"] * TOKEN_BYTES * options["block_size"]
+    largest = max(group_block_sizes(options)) if options["groups"] else options["block_size"]
+    cpu_bytes = options["cpu_blocks"] * TOKEN_BYTES * largest
     if options["connector"] is None:
         return None
     if options["connector"] == "simple":
@@ -129,7 +196,9 @@ def _transfer_config(options: Options, files: str) -> KVTransferConfig | None:
         "cpu_bytes_to_use": cpu_bytes * options["chunk_factor"],
         "eviction_policy": options["cpu_policy"],
     }
-    if options["chunk_factor"] != 1:
+    if options["groups"]:
+        extra["blocks_per_chunk"] = options["chunk_factor"]
+    elif options["chunk_factor"] != 1:
         extra["block_size"] = options["block_size"] * options["chunk_factor"]
     if options["offload_prompt_only"] is not None:
         extra["offload_prompt_only"] = bool(options["offload_prompt_only"])

@@ -67,7 +67,7 @@ class ArcPolicy(EvictionPolicy):
 
     def on_request_finished(self, context: RequestContext) -> None:
         t1, t2 = self.t1, self.t2
-        for position in range(len(context.keys) - 1, -1, -1):
+        for position in context.from_the_tail():
             mark, key = context.marks[position], context.keys[position]
             if mark & REUSED:
                 if key in t1:

@@ -30,8 +30,9 @@ class LruPolicy(EvictionPolicy):
         key = context.keys[position]
         self.slots[key].rank = rank
         group = self._group(rank)
-        self._note_order(rank, group, position)
-        group[key] = position
+        place = position if context.live_order is None else context.live_order[position]
+        self._note_order(rank, group, place)
+        group[key] = place
 
     def evict(self, count: int, protected: Collection[int]) -> list[int] | None:
         chosen: list[int] = []
@@ -55,10 +56,11 @@ class LruPolicy(EvictionPolicy):
         return chosen
 
     def on_access(self, context: RequestContext, positions: Sequence[int]) -> None:
-        self._raise(context, positions, self._request_rank(context))
+        self._raise(context, positions, self._request_rank(context), context.live_order)
 
     def on_request_finished(self, context: RequestContext) -> None:
-        self._raise(context, [i for i, mark in enumerate(context.marks) if mark & SEEN], self._next_rank())
+        seen = [i for i, mark in enumerate(context.marks) if mark & SEEN]
+        self._raise(context, seen, self._next_rank(), context.final_order())
 
     def _next_rank(self) -> int:
         self._last_rank += 1
@@ -70,7 +72,7 @@ class LruPolicy(EvictionPolicy):
             context.rank = self._next_rank()
         return context.rank
 
-    def _raise(self, context: RequestContext, positions: Sequence[int], rank: int) -> None:
+    def _raise(self, context: RequestContext, positions: Sequence[int], rank: int, order: Sequence[int] | None) -> None:
         """Move the resident ones of these chunks to the group of ``rank``; a rank is raised, never lowered."""
         keys, slots, groups = context.keys, self.slots, self._groups
         moved: dict[int, int] = {}
@@ -84,11 +86,13 @@ class LruPolicy(EvictionPolicy):
                     del groups[slot.rank]
                     self._unsorted.discard(slot.rank)
                 slot.rank = rank
-                moved[key] = position
+                moved[key] = position if order is None else order[position]
         if moved:
             group = self._group(rank)
             self._note_order(rank, group, next(iter(moved.values())))
             group.update(moved)
+            if order is not None:  # chunks of several groups alternate
+                self._unsorted.add(rank)
 
     def _group(self, rank: int) -> dict[int, int]:
         group = self._groups.get(rank)
