@@ -221,6 +221,8 @@ class Books(EngineObserver):
             connector, link = self._offload.connector, self._offload.link
             totals.load_jobs, totals.store_jobs = connector.num_load_jobs, connector.num_store_jobs
             totals.cpu_evicted_blocks, totals.cannot_store = connector.num_evicted_chunks, connector.num_refusals
+            if (use := connector.store_use) is not None:
+                totals.stored_blocks, totals.unused_stored_blocks = use.num_stored, use.num_unused
             totals.h2d_bytes, totals.d2h_bytes = link.bytes["h2d"], link.bytes["d2h"]
             totals.h2d_busy_ns, totals.d2h_busy_ns = link.busy_ns("h2d"), link.busy_ns("d2h")
             record.cautions += connector.cautions()

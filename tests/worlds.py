@@ -10,7 +10,10 @@ from kvsim.build import Simulation
 from kvsim.chain import ROOT, PrefixTree
 from kvsim.config import RunConfig
 from kvsim.resolve import Plan, resolve
-from kvsim.results.records import RunRecord
+from kvsim.results.findings import warnings
+from kvsim.results.records import RunRecord, as_row
+from kvsim.results.summary import summarize
+from kvsim.runner import requests_frame, series_frame
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
 
 MS = 1_000_000
@@ -80,6 +83,12 @@ def run(trace: Trace, settings: RunConfig) -> tuple[Plan, RunRecord]:
     """Simulate a trace under a config."""
     plan = resolve(settings, trace)
     return plan, Simulation(plan).run()
+
+
+def summary(record: RunRecord) -> dict[str, Any]:
+    """The summary of a run, as its folder would hold it, with its warnings."""
+    measures = summarize(requests_frame(record), as_row(record.totals), series_frame(record))
+    return measures | {"warnings": warnings(measures)}
 
 
 def random_trace(rng: random.Random) -> Trace:

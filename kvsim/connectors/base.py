@@ -79,6 +79,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.request import Request
 
@@ -174,6 +175,7 @@ class KVConnector(ABC):
     restless = False  # may go on copying for ever although no request moves
     num_load_jobs = 0  # copies planned so far
     num_store_jobs = 0
+    store_use: StoreUse | None = None  # which stores have been worth it; None = not counted
 
     @property
     def epoch(self) -> int:

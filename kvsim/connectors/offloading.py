@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvsim.connectors.base import CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
 from kvsim.offload.ledger import Ledger, StorePlan
@@ -63,6 +64,7 @@ class OffloadingConnector(KVConnector):
         self.offload_prompt_only = offload_prompt_only
         self.lookups_are_pure = manager.lookups_are_pure
         self.num_load_jobs = self.num_store_jobs = 0
+        self.store_use: StoreUse = StoreUse()
         self._states: dict[Request, _State] = {}
         self._jobs: dict[int, Job] = {}
         self._next_job_id = 0
@@ -140,6 +142,7 @@ class OffloadingConnector(KVConnector):
         state.tier_tokens = self._tokens_by_tier(state, first, last)
         blocks = table[state.local_tokens // self.block_size : end_tokens // self.block_size]
         keys = state.context.keys[first:last]  # a chunk that is only partly local is pinned whole
+        self.store_use.loaded(keys)
         job = self._new_job(state, "load", keys, slots, blocks)
         self._loads[job.job_id] = job
         self.num_load_jobs += 1
@@ -256,6 +259,7 @@ class OffloadingConnector(KVConnector):
             state = self._states[job.request]
             if job.direction == "store":
                 self.manager.complete_store(job.keys, state.context)
+                self.store_use.stored(job.keys)
                 self._unwatch(job)
             else:
                 self.manager.complete_load(job.keys)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import CPU, FULL_ATTENTION, GPU, BlockStored, KVCacheEvent, KVEventLog
 from kvsim.request import Request
 
@@ -69,6 +70,7 @@ class SimpleCPUOffloadConnector(KVConnector):
         # With less room than the GPU holds content, what is copied pushes out what was copied before: round and round.
         self.restless = lazy
         self.num_load_jobs = self.num_store_jobs = 0
+        self.store_use: StoreUse = StoreUse()
         self._blocks_per_step = blocks_per_step
         self._pins: dict[Request, list[int]] = {}  # CPU blocks pinned between lookup and allocation
         self._loads: dict[Request, Pairs] = {}
@@ -119,6 +121,7 @@ class SimpleCPUOffloadConnector(KVConnector):
         self._unpin(request)
         self.gpu.touch(gpu)
         self._loads[request] = (cpu, gpu)
+        self.store_use.loaded([self.cpu.hashes[block] for block in cpu])
         self._new_loads.append(request)
 
     def build_connector_meta(self, output: SchedulerOutput) -> SimpleCPUMeta:
@@ -253,6 +256,7 @@ class SimpleCPUOffloadConnector(KVConnector):
             hashes = [self.gpu.hashes[block] for block in event.gpu]
             self.cpu.cache_full_blocks(event.cpu, hashes, 0, len(hashes))
             self._tell_stored(event.gpu, hashes)
+            self.store_use.stored(hashes)
             self.cpu.free_blocks(event.cpu)
             self.gpu.free_blocks(event.gpu)
             for request in event.requests:

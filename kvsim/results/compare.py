@@ -69,6 +69,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("GPU and links", "GPU idle for loads", ("gpu", "stall_s"), "s", "lower"),
     Metric("GPU and links", "Loaded (H2D)", ("transfers", "h2d", "bytes"), "bytes"),
     Metric("GPU and links", "Stored (D2H)", ("transfers", "d2h", "bytes"), "bytes"),
+    Metric("GPU and links", "Stored, never loaded", ("transfers", "unused_store_bytes"), "bytes", "lower"),
     Metric("GPU and links", "H2D busy", ("transfers", "h2d", "busy_share"), "share"),
     Metric("GPU and links", "D2H busy", ("transfers", "d2h", "busy_share"), "share"),
     Metric("GPU and links", "H2D rate while busy", ("transfers", "h2d", "gb_per_s_busy"), "gb_per_s"),

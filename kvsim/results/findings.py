@@ -18,6 +18,7 @@ HIGH_LOCAL_SHARE = 0.50
 NOT_FULL_SHARE = 0.80
 STALL_SHARE = 0.05
 BUSY_LINK_SHARE = 0.90
+UNUSED_STORE_SHARE = 0.90
 LONG_QUEUE_MS = 1000.0
 FEW_REQUESTS = 100
 LARGE_BACKLOG_SHARE = 0.25
@@ -99,7 +100,13 @@ def _gpu_enough(summary: Summary) -> list[str]:
         return []
     if summary["preemptions"]["count"] or summary["hit_rate"]["external_hit_tokens"]:
         return []
-    return ["The GPU KV cache never evicted a block, so offloading had nothing to bring back on this load."]
+    local = _percent(summary["hit_rate"]["local"] or 0.0)
+    return [
+        (
+            f"Offload gain 0 %: the GPU hit rate is {local} and the GPU KV cache never evicted a block, so "
+            "offloading had nothing to bring back on this load."
+        )
+    ]
 
 
 def _small_gain(summary: Summary) -> list[str]:
@@ -112,16 +119,15 @@ def _small_gain(summary: Summary) -> list[str]:
     if hits["local"] >= HIGH_LOCAL_SHARE:
         return [
             (
-                f"Offloading gains little: the GPU cache alone serves {local} of the prompt tokens, the "
-                f"offload tier adds {external}."
+                f"Offload gain <= {_percent(1 - hits['local'])} because the GPU hit rate is already {local}; "
+                f"the offload tier adds {external} of the prompt tokens."
             )
         ]
     if cpu["evicted_blocks"]:
         return [
             (
                 f"The offload tier serves only {external} of the prompt tokens and evicted "
-                f"{cpu['evicted_blocks']:,} blocks: it may be too small to keep content until it is asked "
-                "for again."
+                f"{cpu['evicted_blocks']:,} blocks: it {_too_small(summary)}."
             )
         ]
     return [
@@ -130,6 +136,14 @@ def _small_gain(summary: Summary) -> list[str]:
             f"trace asks for little again beyond what the GPU cache serves ({local})."
         )
     ]
+
+
+def _too_small(summary: Summary) -> str:
+    cpu, gpu = (summary["tiers"][tier]["capacity_bytes"] for tier in ("cpu", "gpu"))
+    if cpu is not None and gpu is not None and cpu <= gpu:  # what is computed is written through to it
+        sizes = f"{cpu / GIB:.1f} GiB, the GPU KV cache {gpu / GIB:.1f} GiB"
+        return f"is not larger than the GPU's own cache ({sizes}) and holds little that the GPU has not"
+    return "may be too small to keep content until it is asked for again"
 
 
 def _cannot_store(summary: Summary) -> list[str]:
@@ -162,6 +176,18 @@ def _never_full(summary: Summary) -> list[str]:
         (
             f"The CPU tier never filled: {peak / GIB:.1f} GiB of {size / GIB:.1f} GiB ({_percent(share)}) "
             "were used at the peak. A tier of that size would have given the same hits."
+        )
+    ]
+
+
+def _unused_stores(summary: Summary) -> list[str]:
+    share, moved = summary["transfers"]["unused_store_share"], summary["transfers"]["unused_store_bytes"]
+    if share is None or moved is None or share < UNUSED_STORE_SHARE:
+        return []
+    return [
+        (
+            f"{_percent(share)} of what was stored ({moved / 1e9:.1f} GB) was never loaded: it came only once, or the "
+            "GPU still had it. A store_threshold of 2 keeps content out that comes only once."
         )
     ]
 
@@ -272,6 +298,7 @@ _RULES: tuple[Callable[[Summary], list[str]], ...] = (
     _cannot_store,
     _gpu_enough,
     _small_gain,
+    _unused_stores,
     _never_full,
     _few,
 )

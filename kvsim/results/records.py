@@ -122,6 +122,8 @@ class Totals:
     gpu_evicted_blocks: int = 0
     cpu_evicted_blocks: int = 0
     cannot_store: int = 0
+    stored_blocks: int = 0  # offloaded blocks, written out of the GPU
+    unused_stored_blocks: int = 0  # of these, how many no load has asked for
     num_gpu_blocks: int = 0
     num_cpu_blocks: int = 0
     cpu_used_blocks_peak: int = 0

@@ -135,6 +135,7 @@ def summarize(
             "d2h": _link(totals, "d2h", span_ns),
             "load_jobs": totals.get("load_jobs"),
             "store_jobs": totals.get("store_jobs"),
+            **_store_use(totals),
         },
         "tiers": _tiers(totals, series),
         "secondary_tiers": summarize_tiers(tiers, tier_series, totals, span_ns),
@@ -272,6 +273,18 @@ def _link(totals: Mapping[str, int], way: str, span_ns: int | None) -> dict[str,
         "busy_share": _div(busy_ns, span_ns),
         "gb_per_s_busy": _div(moved, busy_ns),  # bytes per ns = GB per s
         "gb_per_s_average": _div(moved, span_ns),
+    }
+
+
+def _store_use(totals: Mapping[str, int]) -> dict[str, float | int | None]:
+    """Stores that no load has asked for: blocks, their share of all stores, and of the bytes that stores moved."""
+    stored, unused = totals.get("stored_blocks"), totals.get("unused_stored_blocks")
+    moved = _times(totals.get("d2h_bytes"), unused)
+    return {
+        "stored_blocks": stored,
+        "unused_stored_blocks": unused,
+        "unused_store_share": _div(unused, stored),
+        "unused_store_bytes": moved // max(stored, 1) if moved is not None and stored is not None else None,
     }
 
 

@@ -111,6 +111,8 @@ def small_totals() -> dict[str, int]:
         "gpu_evicted_blocks": 5,
         "cpu_evicted_blocks": 7,
         "cannot_store": 2,
+        "stored_blocks": 1000,
+        "unused_stored_blocks": 250,
         "num_gpu_blocks": 100,
         "num_cpu_blocks": 400,
         "cpu_used_blocks_peak": 300,

@@ -40,10 +40,24 @@ def test_healthy_run_has_none() -> None:
         ({"d2h_busy_ns": 11 * S}, "The device-to-host link was busy for 100 % of the time"),
         ({"cannot_store": 2}, "The offload tier refused stores 2 times"),
         ({"queue_ns": 2 * S}, "Half of the requests waited 2.0 s or more"),
-        ({"local": 700, "external": 10}, "the GPU cache alone serves 70 % of the prompt tokens"),
+        (
+            {"local": 700, "external": 10},
+            "Offload gain <= 30 % because the GPU hit rate is already 70 %; the offload tier adds 1.0 %",
+        ),
         ({"local": 100, "external": 10}, "serves only 1.0 % of the prompt tokens and evicted 7 blocks"),
+        (
+            {"local": 100, "external": 10, "num_gpu_blocks": 400},
+            "it is not larger than the GPU's own cache (0.8 GiB, the GPU KV cache 0.8 GiB)",
+        ),
         ({"local": 100, "external": 10, "cpu_evicted_blocks": 0}, "though it evicted nothing"),
-        ({"external": 0, "gpu_evicted_blocks": 0}, "The GPU KV cache never evicted a block"),
+        (
+            {"stored_blocks": 1000, "unused_stored_blocks": 950},
+            "95 % of what was stored (28.5 GB) was never loaded",
+        ),
+        (
+            {"external": 0, "gpu_evicted_blocks": 0},
+            "Offload gain 0 %: the GPU hit rate is 30 % and the GPU KV cache never evicted a block",
+        ),
         (
             {"cpu_used_blocks_peak": 100, "cpu_evicted_blocks": 0},
             "The CPU tier never filled: 0.2 GiB of 0.8 GiB (25 %) were used at the peak",

@@ -128,6 +128,10 @@ def test_engine_and_links(summary: dict[str, Any]) -> None:
         },
         "load_jobs": 2,
         "store_jobs": 6,
+        "stored_blocks": 1000,
+        "unused_stored_blocks": 250,
+        "unused_store_share": 0.25,
+        "unused_store_bytes": 7_500_000_000,
     }
 
 
