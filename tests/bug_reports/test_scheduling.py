@@ -214,7 +214,7 @@ def test_blis_1699_more_hits_in_the_cpu_are_a_shorter_ttft() -> None:
     for size in ("2MiB", "220MiB", "260MiB", "300MiB", "400MiB", "1TiB"):  # a block takes 2 MiB
         record = two_turns(
             1600, 1600, 16, engine={"num_gpu_blocks_override": 103, "max_num_batched_tokens": 2048},
-            connector={"kind": "offloading", "cpu_bytes_to_use": size},
+            connector={"kind": "offloading", "cpu_bytes_to_use": size, "kv_layout": "cross_layer"},
         )  # fmt: skip
         again = record.requests[2]
         found.append((again.local_hit_tokens + again.external_hit_tokens, again.first_token_ns - again.arrival_ns))

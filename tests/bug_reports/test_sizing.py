@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from worlds import TraceBuilder
 
-from kvsim.config import OffloadingConnectorConfig, RunConfig
+from kvsim.config import RunConfig
 from kvsim.connectors.base import CopyJob
 from kvsim.copy_time import copy_time
-from kvsim.resolve import Plan, _cpu_chunks, resolve
+from kvsim.resolve import Plan, resolve
 from kvsim.steptime.capacity import blocks_per_request, estimate_num_gpu_blocks, kv_cache_tokens, kv_layout
 from kvsim.steptime.gpu import load_gpu
 from kvsim.steptime.model import load_model, model_names
@@ -65,12 +67,18 @@ def test_vllm_40388_gemma_4_with_an_fp8_cache() -> None:
     assert round(blocks / blocks_per_request(model, 32_768), 2) == 12.72
 
 
-def test_vllm_50443_a_page_that_covers_all_layers_is_not_multiplied_by_them() -> None:
-    """Reported: 60 layers counted twice, 39 CPU blocks in 32 GiB at TP4. Right: 2,383."""
-    connector = OffloadingConnectorConfig.model_validate({"kind": "offloading", "cpu_bytes_to_use": "32GiB"})
-    for alignment in (1, 4096):
-        assert _cpu_chunks(connector, 3_604_480, 4, 4, alignment)[1] == 2383
-    assert _cpu_chunks(connector, 3_604_480 * 60, 4, 4, 1)[1] == 39
+def test_vllm_50443_a_page_that_covers_all_layers_is_not_multiplied_by_them(tmp_path: Path) -> None:
+    """Reported: a block of 3,604,480 bytes times its 60 layers, 39 CPU blocks in 32 GiB at TP4. Right: 2,383.
+
+    A model with such a block on each of four ranks: 55 layers of 4 KV heads of 256, 16 tokens.
+    """
+    path = tmp_path / "config.json"
+    shape = {"num_hidden_layers": 55, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256}
+    other = {"hidden_size": 4096, "intermediate_size": 8192, "vocab_size": 32_000, "max_position_embeddings": 8192}
+    path.write_text(json.dumps({"model_type": "llama", **shape, **other}))
+    sizes = plan(str(path), 4, connector={"kind": "offloading", "cpu_bytes_to_use": "32GiB"}).sizes
+    assert sizes.block_bytes == 3_604_480
+    assert sizes.num_cpu_chunks == 2383
 
 
 def test_vllm_37936_cpu_bytes_are_the_total_over_all_ranks() -> None:
@@ -160,7 +168,7 @@ def test_vllm_fit_2_grouped_heads_share_their_kv(name: str, heads: int, kv_heads
 @pytest.mark.parametrize(("model", "per_us"), [("llama-3.1-8b", 0.38), ("llama-3.1-70b", 0.16)])
 def test_blis_806_a_link_moves_a_token_in_microseconds(model: str, per_us: float) -> None:
     """Reported: 100 tokens/us by default, 12,500 GB/s. Right: 0.39 (8B), 0.16 (70B) at 51 GB/s; 50 here."""
-    connector = {"kind": "offloading", "cpu_bytes_to_use": "64GiB"}
+    connector = {"kind": "offloading", "cpu_bytes_to_use": "64GiB", "kv_layout": "cross_layer"}
     found = plan(
         model,
         hardware={"gpu": "h200-sxm", "link": "pcie5-h100"},
@@ -168,5 +176,5 @@ def test_blis_806_a_link_moves_a_token_in_microseconds(model: str, per_us: float
         connector=connector,
     )
     blocks = list(range(1, 1001))
-    ns = copy_time(found)(CopyJob(0, "load", blocks, blocks), "h2d")
+    ns = copy_time(found)(CopyJob(0, "load", blocks, blocks), "h2d").solo_ns
     assert round(16_000 / (ns / 1000), 2) == per_us
