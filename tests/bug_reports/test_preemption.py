@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from by_hand import HandEngine, Numbers, numbered
-from engine_builder import ids, make_request, make_scheduler, scheduled, step
+from engine_builder import ScriptedConnector, ids, make_request, make_scheduler, scheduled, step
 from worlds import TraceBuilder, config, run, summary
+
+from kvsim.async_scheduler import AsyncScheduler
+from kvsim.connectors.base import WorkerOutput
 
 
 def test_blis_373_a_request_that_can_never_fit_is_refused_when_it_arrives() -> None:
@@ -143,3 +146,22 @@ def test_vllm_26329_more_prompts_change_nothing_but_the_length(num_prompts: int)
     assert (connector._states, connector._jobs, connector._watched, connector._loading) == ({}, {}, {}, set())
     assert connector.num_load_jobs > 0
     assert world.scheduler.num_preemptions > 0
+
+
+def test_ascend_16315_blocks_that_are_not_freed_at_once_preempt_nobody() -> None:
+    """Reported: frees wait for the step in flight, so retries preempt one after another, for nothing. Right: stop.
+
+    A, B and C hold all six blocks and each needs a third, while the step before is in flight (fixed by vLLM PR 49675).
+    Once it has come back, C's blocks can be freed: only C is preempted.
+    """
+    scheduler = make_scheduler(AsyncScheduler, num_blocks=7, connector=ScriptedConnector())
+    for name in "ABC":
+        scheduler.add_request(make_request(name, prompt=7, out=9))
+    prompts, last_slots = scheduler.schedule(), scheduler.schedule()
+    assert scheduled(last_slots) == [("A", 1), ("B", 1), ("C", 1)]
+    scheduler.update_from_output(prompts, WorkerOutput())
+    nothing = scheduler.schedule()
+    assert (scheduled(nothing), nothing.preempted) == ([], [])
+    scheduler.update_from_output(last_slots, WorkerOutput())
+    output = scheduler.schedule()
+    assert (scheduled(output), ids(output.preempted)) == ([("A", 1), ("B", 1)], ["C"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from by_hand import HandEngine, Numbers, numbered
+from serial import Prompt, at_times, offloading, play
 from worlds import MS, TraceBuilder, config, run
 
 from kvsim.cache.block_pool import BlockPool
@@ -100,6 +101,30 @@ def test_vllm_45406_is_told_where_the_release_has_it() -> None:
         world.run()
     assert "H holds 0 GPU blocks, needs 100 more, 50 of 100 are free" in str(caught.value)
     assert "P holds 50 GPU blocks, needs 10 more, 50 of 100 are free" in str(caught.value)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_vllm_57104_two_full_hits_that_fill_the_pool_get_their_draft_slots(asynchronous: bool) -> None:
+    """Reported: 4,096 and 4,080 tokens, loaded whole, park on all 511 blocks; drafts need one more: both hang.
+
+    Right: both finish. (Qwen3 with a draft model, three drafts a step.)
+    """
+    first, second, flush = (
+        "".join(map(chr, range(start, start + blocks))) for start, blocks in ((1000, 256), (2000, 255), (3000, 510))
+    )
+    again = [(9000 * MS, Prompt(word, out=20)) for word in (first, second)]
+    trace = at_times([(0, first), (1000 * MS, second), (3000 * MS, flush), *again])
+    engine = {
+        "max_model_len": 8192,
+        "max_num_batched_tokens": 8192,
+        "async_scheduling": asynchronous,
+        "speculative": {"method": "draft_model", "num_speculative_tokens": 3},
+    }
+    record = play(trace, offloading(4096, gpu_blocks=511, engine=engine, debug=False))
+    assert [(entry.status, entry.external_hit_tokens) for entry in record.requests[3:]] == [
+        ("finished", 4096),
+        ("finished", 4080),
+    ]
 
 
 def convoy(version: str, *, on_gpu: bool) -> HandEngine:

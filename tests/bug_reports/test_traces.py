@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import config, run
+from worlds import MS, TraceBuilder, config, run
 
 from kvsim.errors import UserError
 from kvsim.trace.read import read_trace
@@ -69,3 +69,19 @@ def test_blis_1606_times_since_1970_are_seen(tmp_path: Path) -> None:
         ("finished", 250_000_000),
     ]
     assert "time 0 is the first time stamp, 1,700,000.000 s" in trace.notes
+
+
+@pytest.mark.parametrize(("prefix", "dropped", "kept"), [(3000, 0, 1536), (3100, 1536, 3072), (4700, 3072, 4608)])
+def test_ascend_16639_eagle_costs_the_last_block_of_a_hit(prefix: int, dropped: int, kept: int) -> None:
+    """Reported: blocks of 1,536 tokens and EAGLE: no hits below 3,072 tokens. So it is, unless hashes look ahead."""
+    hits = []
+    for look_ahead in (False, True):
+        builder = TraceBuilder(outputs_return=False)
+        builder.common_prefix(prefix)
+        builder.session("a", [(10, 2, 0)])
+        builder.session("b", [(3000, 2, 0)], start_ns=10_000 * MS)
+        speculative = {"method": "eagle", "lookahead_block_hashes": look_ahead}
+        engine = {"block_size": 1536, "max_model_len": 20_000, "max_num_batched_tokens": 8192}
+        _, record = run(builder.build(), config(engine={**engine, "speculative": speculative}))
+        hits.append(record.requests[1].local_hit_tokens)
+    assert hits == [dropped, kept]
