@@ -11,6 +11,7 @@ from worlds import TraceBuilder
 
 from kvsim.config import RunConfig
 from kvsim.connectors.base import CopyJob
+from kvsim.copy_path import chosen_way
 from kvsim.copy_time import copy_time
 from kvsim.resolve import Plan, resolve
 from kvsim.steptime.capacity import blocks_per_request, estimate_num_gpu_blocks, kv_cache_tokens, kv_layout
@@ -178,3 +179,23 @@ def test_blis_806_a_link_moves_a_token_in_microseconds(model: str, per_us: float
     blocks = list(range(1, 1001))
     ns = copy_time(found)(CopyJob(0, "load", blocks, blocks), "h2d").solo_ns
     assert round(16_000 / (ns / 1000), 2) == per_us
+
+
+def test_vllm_51080_a_cpu_pool_of_512_gib_is_pinned_in_parts() -> None:
+    """Reported: from 512 GiB on one registration fails, copies are silently slow. Right (0.33.0): 64 GiB at a time.
+
+    Where the release has it (0.23.0 with tiers) it is said, with the size.
+    """
+    tier = {"kind": "offloading", "cpu_bytes_to_use": "600GiB", "tiers": [{"kind": "example"}]}
+    new, old = (plan("llama-3.1-8b", connector=tier, engine={"vllm_version": v}) for v in ("0.33.0", "0.23.0"))
+    assert (new.host.pinned, old.host.pinned) == (True, False)
+    assert any("600 GiB in one registration are not less than 512 GiB" in line for line in old.cautions)
+
+
+def test_vllm_57342_the_page_decides_how_it_is_copied() -> None:
+    """Reported: a page of 32 KiB in fragments of 16 KiB goes by DMA, which is slow for them. Both releases have it.
+
+    Fragments of 16 KiB on their own would go by the kernel; we follow the page, as they do.
+    """
+    assert chosen_way("h2d", 32 * 2**10, 1000) == "dma_batch"
+    assert chosen_way("h2d", 16 * 2**10, 1000) == "kernel"
