@@ -13,7 +13,8 @@ from kvsim.async_scheduler import MAX_CONCURRENT_BATCHES
 from kvsim.clock import Clock
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput, WorkerOutput
 from kvsim.connectors.compute_fence import LaunchQueue
-from kvsim.engine import GIVE_UP_AFTER, Engine, EngineObserver, StepTime
+from kvsim.engine import GIVE_UP_AFTER, Engine, StepTime
+from kvsim.observer import EngineObserver
 from kvsim.scheduler import Scheduler
 
 

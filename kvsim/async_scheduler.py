@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from kvsim.cache.kv_cache_manager import KVCacheManager
@@ -65,7 +66,7 @@ class AsyncScheduler(Scheduler):
         request.num_output_placeholders = 0
 
     # -- a step has come back
-    def _take_outputs(self, output: SchedulerOutput) -> list[Request]:
+    def _take_outputs(self, output: SchedulerOutput, void: Collection[Request]) -> list[Request]:
         if self._defers_frees and output.num_scheduled_tokens:
             self._processed_seq += 1
             self._drain_deferred_frees()
@@ -77,7 +78,7 @@ class AsyncScheduler(Scheduler):
                 request.num_stale_output_tokens -= tokens
             if request.gated:
                 self.gates.computed(request)
-            if request in output.sampling and not request.is_finished:
+            if request in output.sampling and not request.is_finished and request not in void:
                 is_running = request.status is RequestStatus.RUNNING
                 if self._take_token(request, output, stale=stale):
                     if not is_running:  # preempted: its last token was in flight

@@ -9,9 +9,10 @@ from typing import Protocol
 from kvsim.clock import Clock
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.site import Traffic
-from kvsim.engine import EngineObserver, stuck_requests
+from kvsim.engine import stuck_requests
 from kvsim.hardware import DuplexLink
 from kvsim.kv_events import KVEventWriter
+from kvsim.observer import EngineObserver
 from kvsim.request import Request, RequestStatus
 from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample, TierSample, TierTotals
 from kvsim.scheduler import Scheduler
@@ -52,20 +53,19 @@ class ObservedTier(Protocol):
 class Books(EngineObserver):
     """Fills a run record while the engine works. Records of requests are opened by whoever submits them."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        scheduler: Scheduler,
-        record: RunRecord,
-        offload: Offload | None = None,
-        kv_events: KVEventWriter | None = None,
-    ) -> None:
-        self._clock, self._scheduler, self._record, self._offload = clock, scheduler, record, offload
-        self._kv_events = kv_events
+    _scheduler: Scheduler
+
+    def __init__(self, clock: Clock, record: RunRecord) -> None:
+        self._clock, self._record = clock, record
+        self._offload: Offload | None = None
+        self._kv_events: KVEventWriter | None = None
         self._open: dict[Request, RequestRecord] = {}
         self._parked_ns: dict[Request, int] = {}  # since when a request waits for its load
         self._awaiting_first: dict[Request, None] = {}  # admitted, nothing generated so far
         self.sample_of_all: Callable[[], Sample] = self.sample  # of the whole server, if it has other ranks
+        self._admitted: set[Request] = set()  # their hits are counted; never iterated
+        self._abort_reasons: dict[Request, str] = {}
+        self._is_dead = False  # the engine that is attached
         self._cut_short = 0  # requests whose output ended at max_model_len
 
     def open(self, request: Request, entry: RequestRecord, kept_tokens: int = 0) -> None:
@@ -75,6 +75,8 @@ class Books(EngineObserver):
         """
         self._open[request] = entry
         entry.preemptions = -request.num_preemptions  # those before are in an earlier record
+        if kept_tokens or request.num_preemptions:
+            self._admitted.add(request)
         if kept_tokens:
             entry.local_hit_tokens = kept_tokens
             self._record.totals.prompt_tokens += request.num_prompt_tokens
@@ -86,7 +88,8 @@ class Books(EngineObserver):
         for request, (local, external) in output.hits.items():
             if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
                 self._parked_ns[request] = now
-            if request.num_preemptions == 0:
+            if request not in self._admitted:
+                self._admitted.add(request)
                 entry = self._open[request]
                 entry.local_hit_tokens, entry.external_hit_tokens = local, external
                 totals.prompt_tokens += request.num_prompt_tokens
@@ -129,18 +132,36 @@ class Books(EngineObserver):
                 self._open[request].first_token_ns = now
         if worker is not None:
             for request in worker.received:
-                self._open[request].load_wait_ns += now - self._parked_ns.pop(request)
+                self._unpark(request)
         for request in ended:
-            entry = self._open.pop(request)
-            entry.status, entry.finish_ns = "finished", now
-            entry.output_tokens = request.num_output_tokens
-            entry.preemptions += request.num_preemptions
-            self._cut_short += request.num_output_tokens < request.max_tokens
-            self._record.totals.output_tokens += request.num_output_tokens
+            if request.status is RequestStatus.FAILED:
+                self._close(request, "failed", "its KV could not be loaded")
+            else:
+                self._close(request, "finished")
+                self._cut_short += request.num_output_tokens < request.max_tokens
         if self._kv_events is not None:
             self._kv_events.publish(now)
         if self._record.series.is_due(now):
             self._record.series.add(self.sample_of_all())
+
+    def on_abort(self, request: Request) -> None:
+        self._record.faults.client_aborts += 1
+        self._close(request, "aborted", self._abort_reasons.pop(request, "client went away"))
+
+    def on_death(self, orphans: list[Request]) -> None:
+        for request in orphans:
+            self._close(request, "failed", "the engine died")
+        self._awaiting_first = {}
+        self._take_counts()
+        self._is_dead = True
+
+    def expect_abort(self, request: Request, reason: str) -> None:
+        """The client has gone; the engine will hear of it before its next decision, if the request lives so long."""
+        self._abort_reasons[request] = reason
+
+    def attach(self, scheduler: Scheduler, offload: Offload | None, kv_events: KVEventWriter | None) -> None:
+        """An engine begins; perhaps it takes over from a dead one."""
+        self._scheduler, self._offload, self._kv_events, self._is_dead = scheduler, offload, kv_events, False
 
     # -- inside
     def _note_tiers(self, request: Request, entry: RequestRecord) -> None:
@@ -148,6 +169,39 @@ class Books(EngineObserver):
             for number, tokens in self._offload.connector.hit_tokens_by_tier(request).items():
                 self._record.tiers[number].hit_tokens += tokens
                 entry.secondary_hit_tokens += tokens
+
+    def _unpark(self, request: Request) -> None:
+        """It waits for its load no longer; if it has ended meanwhile, it does not wait already."""
+        since = self._parked_ns.pop(request, None)
+        if since is not None:
+            self._open[request].load_wait_ns += self._clock.now - since
+
+    def _close(self, request: Request, status: str, reason: str = "") -> None:
+        self._unpark(request)
+        entry = self._open.pop(request)
+        entry.status, entry.reason, entry.finish_ns = status, reason, self._clock.now
+        entry.output_tokens = request.num_output_tokens
+        entry.preemptions += request.num_preemptions
+        self._record.totals.output_tokens += request.num_output_tokens
+        self._admitted.discard(request)
+        self._awaiting_first.pop(request, None)
+        self._abort_reasons.pop(request, None)
+
+    def _take_counts(self) -> None:
+        """What the parts of this engine have counted."""
+        totals, faults, failures = self._record.totals, self._record.faults, self._scheduler.load_failures
+        totals.gpu_evicted_blocks += self._scheduler.kv.pool.evicted_blocks
+        faults.hit_requests += failures.num_requests
+        faults.lost_tokens += failures.num_lost_tokens
+        if self._offload is not None:
+            connector = self._offload.connector
+            totals.load_jobs += connector.num_load_jobs
+            totals.store_jobs += connector.num_store_jobs
+            totals.cpu_evicted_blocks += connector.num_evicted_chunks
+            totals.cannot_store += connector.num_refusals
+            if (use := connector.store_use) is not None:
+                totals.stored_blocks += use.num_stored
+                totals.unused_stored_blocks += use.num_unused
 
     def _gpu_used_blocks(self) -> int:
         pool = self._scheduler.kv.pool
@@ -200,38 +254,37 @@ class Books(EngineObserver):
             for tier in tiers
         )
 
-    def close(self, num_expected: int) -> None:
+    def close(self, num_expected: int, hang: str = "") -> None:
         """The simulation is over: last sample, totals, and a reason for whatever never ended.
 
+        ``hang``: what never ends, as far as faults are to blame.
         ``num_expected``: requests of the trace; those whose session got stuck before them were never sent.
         """
         record = self._record
         record.series.add(self.sample_of_all())
-        self.settle()
+        self.settle(hang)
         if len(record.requests) < num_expected:
             unsent = num_expected - len(record.requests)
             record.notes.append(f"{unsent} of {num_expected} requests were never sent: their sessions got stuck before")
 
-    def settle(self) -> None:
-        """Totals of this rank, and a reason for what never ended here."""
+    def settle(self, hang: str = "") -> None:
+        """Totals of this rank, and a reason for what never ended here (``hang``: what will never end)."""
         record, totals = self._record, self._record.totals
         totals.end_ns = self._clock.now
-        totals.gpu_evicted_blocks = self._scheduler.kv.pool.evicted_blocks
+        if not self._is_dead:
+            self._take_counts()
         if self._offload is not None:
-            connector, link = self._offload.connector, self._offload.link
-            totals.load_jobs, totals.store_jobs = connector.num_load_jobs, connector.num_store_jobs
-            totals.cpu_evicted_blocks, totals.cannot_store = connector.num_evicted_chunks, connector.num_refusals
-            if (use := connector.store_use) is not None:
-                totals.stored_blocks, totals.unused_stored_blocks = use.num_stored, use.num_unused
+            link = self._offload.link
             totals.h2d_bytes, totals.d2h_bytes = link.bytes["h2d"], link.bytes["d2h"]
             totals.h2d_busy_ns, totals.d2h_busy_ns = link.busy_ns("h2d"), link.busy_ns("d2h")
-            record.cautions += connector.cautions()
-        for request, reason in stuck_requests(self._scheduler):
+            if not self._is_dead:
+                record.cautions += self._offload.connector.cautions()
+        for request, reason in () if self._is_dead else stuck_requests(self._scheduler):
             entry = self._open[request]
-            entry.reason = reason
+            entry.reason = f"{reason}; {hang}" if hang else reason
             entry.output_tokens = request.num_output_tokens
             entry.preemptions += request.num_preemptions
-        held = self._scheduler.kv.tables.keys() - self._scheduler.requests.keys()
+        held = set() if self._is_dead else self._scheduler.kv.tables.keys() - self._scheduler.requests.keys()
         if held:
             record.cautions.append(
                 f"{len(held)} ended requests hold their GPU blocks for ever: the connector's worker never reported them"

@@ -26,6 +26,8 @@ from kvsim.tiers.own import OwnTier, TierSite
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.tiers.thread_pool import FifoPool, ThreadPool
 
+BuiltTier = StorageTier | ExampleTier | OwnTier
+
 
 def build_tiers(
     env: Clock,
@@ -33,7 +35,7 @@ def build_tiers(
     on_change: Callable[[], None],
     on_blocked: Callable[[int], None],
     memory: HostMemory | None = None,
-) -> list[StorageTier | ExampleTier | OwnTier]:
+) -> list[BuiltTier]:
     """The tiers behind the plan's CPU memory, in order.
 
     Args:

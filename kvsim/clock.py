@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from heapq import heappop
 from typing import Any, cast
 
 import simpy
@@ -15,6 +17,10 @@ SCHEDULE_PRIORITY = 3
 class Clock(simpy.Environment):
     """Time in integers: nanoseconds, or steps where a step is the unit. Delays must be integers too."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._cancelled: set[simpy.Event] = set()
+
     @property
     def now(self) -> int:
         """The current time."""
@@ -26,3 +32,21 @@ class Clock(simpy.Environment):
         event._ok, event._value = True, None  # noqa: SLF001 - SimPy has no public way to schedule with a priority
         self.schedule(event, priority=cast("Any", priority), delay=delay)
         return event
+
+    def alarm(self, delay: int, action: Callable[[], None]) -> simpy.Event:
+        """Something that happens after ``delay``, unless it is cancelled."""
+        timeout = self.timeout(delay)
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(lambda _event: action())
+        return timeout
+
+    def cancel(self, alarm: simpy.Event) -> None:
+        """It will not happen, and the clock does not run on to its time."""
+        if alarm.callbacks:
+            self._cancelled.add(alarm)
+
+    def step(self) -> None:
+        """Process the next event that was not cancelled."""
+        while self._cancelled and self._queue and self._queue[0][3] in self._cancelled:
+            self._cancelled.remove(heappop(self._queue)[3])
+        super().step()

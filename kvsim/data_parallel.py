@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 
 import simpy
 
-from kvsim.books import Books, Offload
+from kvsim.books import Books
 from kvsim.clock import Clock
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.instance import Instance
-from kvsim.kv_events import KVEventWriter
 from kvsim.load_balancer import Coordinator, LoadBalancer
 from kvsim.request import Request
 from kvsim.results.records import RunRecord, Sample, Totals
@@ -26,19 +25,15 @@ _SAME = frozenset({"time_ns", "end_ns", "block_tokens", "gpu_block_bytes", "cpu_
 class RankBooks(Books):
     """The books of one rank, which also tells the coordinator how many requests it has."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        scheduler: Scheduler,
-        record: RunRecord,
-        offload: Offload | None = None,
-        kv_events: KVEventWriter | None = None,
-        *,
-        rank: int = 0,
-    ) -> None:
-        super().__init__(clock, scheduler, record, offload, kv_events)
-        self.rank, self.scheduler, self.record = rank, scheduler, record
+    def __init__(self, clock: Clock, record: RunRecord, rank: int = 0) -> None:
+        super().__init__(clock, record)
+        self.rank, self.record = rank, record
         self.coordinator: Coordinator | None = None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The engine's."""
+        return self._scheduler
 
     def on_step_start(self) -> None:
         super().on_step_start()
@@ -63,11 +58,11 @@ def connect(books: Sequence[RankBooks], coordinator: Coordinator) -> None:
         ledger.sample_of_all = lambda: sum_samples([each.sample() for each in books])
 
 
-def close(books: Sequence[RankBooks], record: RunRecord, num_expected: int) -> None:
+def close(books: Sequence[RankBooks], record: RunRecord, num_expected: int, hang: str) -> None:
     """The simulation is over: see `Books.close`. The ranks' totals become the run's."""
-    books[0].close(num_expected)
+    books[0].close(num_expected, hang)
     for ledger in books[1:]:
-        ledger.settle()
+        ledger.settle(hang)
     if len(books) > 1:
         sum_totals(record.totals, [ledger.record.totals for ledger in books])
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import simpy
 
 from kvsim.clock import SCHEDULE_PRIORITY, Clock
 from kvsim.compute import ComputeStream
-from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, WorkerOutput
+from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, WorkerDiedError, WorkerOutput
 from kvsim.errors import UserError
 from kvsim.forward import forward_by_layer
 from kvsim.lockstep import Lockstep
+from kvsim.observer import Both, EngineObserver
 from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import Scheduler
 
@@ -33,37 +34,6 @@ class StepTime(Protocol):
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """``prefill``: (new tokens, tokens before them); ``decode``: context of each request with one new token."""
         ...
-
-
-class EngineObserver:
-    """Told what happens, when it happens. Does nothing; override what you need."""
-
-    def on_step_start(self) -> None:
-        """A step begins: its decisions are about to be made."""
-
-    def on_step_scheduled(self, output: SchedulerOutput) -> None:
-        """A step was decided; the clock stands at its start."""
-
-    def on_forward(self, duration_ns: int) -> None:
-        """The step's forward pass starts now and takes so long, if nothing slows it down."""
-
-    def on_slowdown(self, lost_ns: int) -> None:
-        """The forward pass has ended, so much later than it would have alone: copies took SMs from it."""
-
-    def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
-        """A step is over; the clock stands at its end."""
-
-    def on_iteration_done(self) -> None:
-        """With steps in flight: the engine has decided a step, or taken a step's output, or both."""
-
-    def on_load_stall(self, waited_ns: int) -> None:
-        """Requests existed and none could be computed, for so long, because KV was on its way."""
-
-    def on_sync_stall(self, waited_ns: int) -> None:
-        """The forward pass took so much longer because it loaded or saved KV itself."""
-
-    def on_flush_stall(self, waited_ns: int) -> None:
-        """The step had to wait for copies out of blocks that it hands out again."""
 
 
 class Engine:
@@ -117,7 +87,13 @@ class Engine:
         self._fruitless_steps = 0  # in a row
         self._idle_steps = 0  # in a row without any request
         self.ready_at = 0  # when the server has started; requests that arrive before wait for it
+        self.is_dead = False
+        self.on_death: Callable[[], None] = lambda: None
         self.process = env.process(self._run())
+
+    def observe(self, observer: EngineObserver) -> None:
+        """Tell this observer too, behind those that are there."""
+        self._observer = Both(self._observer, observer)
 
     def submit(self, request: Request) -> simpy.Event:
         """A request arrives now. The event fires when it has ended."""
@@ -145,6 +121,11 @@ class Engine:
         self._over.append(request)
         self.notify()
 
+    def kill(self) -> None:
+        """The engine process dies now: whatever it had to do is lost, and all its requests fail (EngineDeadError)."""
+        if not self.is_dead:
+            self.process.interrupt()
+
     def notify(self) -> None:
         """Something has happened that a waiting engine should look at."""
         self._news = True
@@ -157,6 +138,19 @@ class Engine:
         self._blocked_ns += duration_ns
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
+        try:
+            yield from self._loop()
+        except (simpy.Interrupt, WorkerDiedError):
+            self.is_dead = True
+            orphans = list(self._ended)
+            for request in orphans:
+                request.status = RequestStatus.FAILED
+            self._observer.on_death(orphans)
+            self.on_death()
+            for request in orphans:
+                self._ended.pop(request).succeed(request)
+
+    def _loop(self) -> Generator[simpy.Event, Any, None]:
         steps, instant = 0, -1
         if self.ready_at > self.env.now:
             yield self.env.at(self.ready_at - self.env.now)
@@ -198,6 +192,7 @@ class Engine:
             ended = self._ended.pop(request, None)
             if ended is not None:
                 self.scheduler.abort_request(request)
+                self._observer.on_abort(request)
                 ended.succeed(request)
         for request in self._over:
             self.scheduler.abort_request(request)
@@ -342,6 +337,11 @@ def stuck_requests(scheduler: Scheduler) -> list[tuple[Request, str]]:
         reason = f"holds {held} GPU blocks, needs {need} more, {free} of {kv.pool.num_blocks - 1} are free"
         if need > free:
             reason += " (more GPU blocks or a smaller max_num_seqs would help)"
+        elif not held and need <= free < need + scheduler.num_reserved_blocks():
+            reason += (
+                f", {scheduler.num_reserved_blocks()} are reserved for prefills that have begun; a request whose load"
+                " has failed is one of them, in vLLM too (more GPU blocks would help)"
+            )
         elif scheduler.connector is not None and (wait := scheduler.connector.explain_wait(request)):
             reason += f", {wait}"
         stuck.append((request, reason))

@@ -99,6 +99,13 @@ class DuplexLink:
         self._heads_changed()
         return transfer
 
+    def reset(self) -> None:
+        """Nobody waits for what is queued any more: it is gone, and was not moved."""
+        self._advance()
+        for queue in self._queues.values():
+            queue.clear()
+        self._heads_changed()
+
     def busy_ns(self, direction: LinkDirection) -> int:
         """Time during which this direction was moving bytes, up to now."""
         running = self._env.now - self._updated_ns if self._queues[direction] else 0

@@ -10,6 +10,7 @@ from kvsim.books import Books
 from kvsim.chain import BlockIds
 from kvsim.demands import AdapterContent
 from kvsim.engine import Engine
+from kvsim.faults.clients import Clients
 from kvsim.request import ChainContent, Content, Request, Salted
 from kvsim.results.records import RequestRecord
 from kvsim.scheduler import Scheduler
@@ -25,6 +26,7 @@ class Instance:
         tenants: their names; none = all sessions are of one.
         tenant_of: number of the tenant of each session, by its name.
         rank: number among the data-parallel ranks of its server.
+        clients: those who may give requests up.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class Instance:
         tenant_of: Mapping[str, int] | None = None,
         *,
         rank: int = 0,
+        clients: Clients | None = None,
     ) -> None:
-        self.engine, self.rank = engine, rank
-        self._tenants, self._tenant_of = tenants, tenant_of or {}
+        self.engine, self.rank = engine, rank  # a dead engine may be replaced
+        self._tenants, self._tenant_of, self._clients = tenants, tenant_of or {}, clients
         self._books, self._records, self._on_ended = books, records, on_ended
         kv = engine.scheduler.kv
         self._block_ids = BlockIds(kv.block_size, kv.hash_lookahead_tokens)
@@ -54,10 +57,15 @@ class Instance:
         entry = self._new_entry(session, stream, index, turn)
         reason = self.refusal(turn.input_tokens, turn.output_tokens)
         if reason:
-            return self._reject(entry, reason)
-        request = self._new_request(entry, session, turn)
+            return self._refuse(entry, "rejected", reason)
+        if self.engine.is_dead:
+            return self._refuse(entry, "failed", "the engine was down")
+        number, request = len(self._records) - 1, self._new_request(entry, session, turn)
         self._books.open(request, entry)
-        return self._told(self.engine.submit(request))
+        ended = self._told(self.engine.submit(request))
+        if self._clients is not None:
+            self._clients.watch(number, request, ended, self.abort)
+        return ended
 
     def _new_entry(self, session: Session, stream: str, index: int, turn: Turn) -> RequestRecord:
         number = len(self._records)
@@ -75,8 +83,8 @@ class Instance:
         self._records.append(entry)
         return entry
 
-    def _reject(self, entry: RequestRecord, reason: str) -> simpy.Event:
-        entry.status, entry.reason = "rejected", reason
+    def _refuse(self, entry: RequestRecord, status: str, reason: str) -> simpy.Event:
+        entry.status, entry.reason = status, reason
         self._on_ended()
         return self.engine.env.event().succeed()
 
@@ -105,6 +113,11 @@ class Instance:
             hash_lookahead_tokens=self.scheduler.kv.hash_lookahead_tokens,
             demands=turn.demands,
         )
+
+    def abort(self, request: Request, reason: str) -> None:
+        """The client of a request has gone, and this is why."""
+        self._books.expect_abort(request, reason)
+        self.engine.abort(request)
 
     def refusal(self, prompt_tokens: int, output_tokens: int) -> str | None:
         """Why a request of this size can never run here; None if it can.

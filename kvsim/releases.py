@@ -39,6 +39,7 @@ class Release:
     policies: dict[str, type[EvictionPolicy]]
     manager: type[OffloadingManager]
     tiering_manager: type[TieringManager]
+    partial_promotions: bool  # a tier tells which keys of a failed load have arrived (tiering/base.py)
     background_lookups: bool  # tiers look for chunks in the background (tiering/async_lookup.py), not in the scheduler
     file_tasks_per_job: int | None  # threads that work on one job of the file system tier; None = one per chunk
     offloading_connector: type[OffloadingConnector]
@@ -70,6 +71,7 @@ RELEASES = {
         policies={"lru": LruPolicy, "arc": ArcPolicy},
         manager=OffloadingManager,
         tiering_manager=TieringManager,
+        partial_promotions=True,
         background_lookups=True,
         file_tasks_per_job=1,
         offloading_connector=OffloadingConnector,
@@ -99,6 +101,7 @@ RELEASES = {
         policies={"lru": LruPolicy023, "arc": ArcPolicy023},
         manager=OffloadingManager023,
         tiering_manager=TieringManager023,
+        partial_promotions=False,
         background_lookups=False,
         file_tasks_per_job=None,
         offloading_connector=OffloadingConnector023,

@@ -22,6 +22,7 @@ class RequestStatus(IntEnum):
     PREEMPTED = 5
     FINISHED = 6
     ABORTED = 7  # finished too, but by its client
+    FAILED = 8  # finished with an error
 
 
 class Content(Protocol):

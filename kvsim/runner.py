@@ -18,7 +18,7 @@ from kvsim.report.style import as_png
 from kvsim.resolve import Plan, read_trace_of, resolve
 from kvsim.results.records import RequestRecord, RunRecord, Sample, as_row
 from kvsim.results.runfolder import Run, RunFolder
-from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS
+from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS
 from kvsim.results.tiers import TIER_COLUMNS
 
 Progress = Callable[[int, int], None]
@@ -45,7 +45,7 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
         run = target.write(
             requests=requests_frame(record),
             series=series_frame(record),
-            totals=as_row(record.totals),
+            totals=totals_row(record),
             tiers=[as_row(tier) for tier in record.tiers],
             tier_series=tiers_frame(record),
             config_text=dump_config(plan.config),
@@ -74,6 +74,11 @@ def save_comparison(runs: Sequence[Run], folder: Path) -> None:
         write_comparison(runs, folder / "report.html")
     except OSError as error:
         raise UserError(f"{folder}: cannot write the comparison: {error.strerror or error}") from error
+
+
+def totals_row(record: RunRecord) -> dict[str, int]:
+    """All totals, those of faults under a name of their own."""
+    return as_row(record.totals) | {f"{FAULT}{name}": count for name, count in record.faults.happened.items()}
 
 
 def requests_frame(record: RunRecord) -> pd.DataFrame:

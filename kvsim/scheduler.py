@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
@@ -210,7 +211,7 @@ class Scheduler(SchedulerState):
         if self.limits.scheduler_reserve_full_isl and not self.kv.full_sequence_fits(request, hits, external):
             self._refusal.remember(request, len(hits))
             return False
-        reserved = self._num_reserved_blocks() if is_async else 0
+        reserved = self.num_reserved_blocks() if is_async else 0
         blocks = self.kv.allocate_slots(
             request, tokens, hits, external, delay_cache_blocks=is_async, reserved_blocks=reserved
         )
@@ -223,16 +224,16 @@ class Scheduler(SchedulerState):
             return None  # a prompt waits for a step that takes all of it
         return min(wanted, budget)
 
-    def _num_reserved_blocks(self) -> int:
-        """Blocks that a load must leave to those who are still computing their prompt or loading it."""
+    def num_reserved_blocks(self) -> int:
+        """Blocks that a load must leave to those who still compute or load their prompt, or whose load has failed."""
         return sum(map(self.kv.num_remaining_blocks, self._inflight_prefills))
 
     def _try_promote(self, request: Request) -> bool:
-        """Its load is over: hash the blocks; after a full hit the last token is computed again."""
+        """Its load is over: hash what was loaded; after a full hit the last token is computed again."""
         if request not in self.received:
             return False
         self.received.remove(request)
-        self.kv.cache_blocks(request, request.num_computed_tokens)
+        self.load_failures.settle(request)
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
         return True
@@ -240,9 +241,13 @@ class Scheduler(SchedulerState):
     # -- after the step
     def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
         """Append the sampled tokens, end requests (in scheduling order), then apply the worker's reports."""
-        ended = self._take_outputs(output)
+        void = self.load_failures.find(worker_output, self.waiting, self.running, output.num_scheduled_tokens)
+        ended = self._take_outputs(output, void)
         if ended:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        for request in () if self.load_failures.recompute else void:
+            self.abort_request(request, RequestStatus.FAILED)
+            ended.append(request)
         if worker_output is not None and self.connector is not None:
             self.connector.update_connector_output(worker_output)
             for request in worker_output.received:
@@ -254,15 +259,15 @@ class Scheduler(SchedulerState):
                 self._held.reported(request)
         return ended
 
-    def _take_outputs(self, output: SchedulerOutput) -> list[Request]:
-        """One token for each request that has nothing left to compute; those that end with it."""
+    def _take_outputs(self, output: SchedulerOutput, void: Collection[Request]) -> list[Request]:
+        """One token for each request that has nothing left to compute; those that end with it. ``void``: see above."""
         ended: list[Request] = []
         longest = self.limits.max_model_len
         for request in output.num_scheduled_tokens:
             if request.gated:
                 self.gates.computed(request)
-            if request.num_computed_tokens < request.num_tokens:
-                continue  # still prefilling: nothing was sampled
+            if request.num_computed_tokens < request.num_tokens or request in void:
+                continue  # still prefilling, or computed on KV that is not there: nothing was sampled
             request.append_output_token()
             if request.num_output_tokens >= request.max_tokens or request.num_tokens >= longest:
                 ended.append(request)

@@ -10,6 +10,7 @@ from kvsim.connectors.base import KVConnector
 from kvsim.gates.base import Gate
 from kvsim.held_blocks import HeldBlocks
 from kvsim.limits import SchedulerLimits
+from kvsim.load_failures import LoadFailurePolicy, LoadFailures
 from kvsim.refusal import Refusal
 from kvsim.request import Request, RequestStatus
 from kvsim.waiting import WaitingQueues
@@ -28,6 +29,7 @@ class SchedulerState:
         on_lookup: told of every prefix lookup (request, local tokens, external tokens or None, asynchronous).
         skip_hopeless: don't ask again for a request at the head of the queue while nothing has changed that could
             make it fit. Changes no decision; off, every lookup happens (recordings count them).
+        kv_load_failure_policy: what becomes of requests whose KV could not be loaded.
     """
 
     queues: type[WaitingQueues] = WaitingQueues
@@ -41,6 +43,7 @@ class SchedulerState:
         *,
         on_lookup: LookupLog | None = None,
         skip_hopeless: bool = True,
+        kv_load_failure_policy: LoadFailurePolicy = "fail",
     ) -> None:
         self.limits, self.kv, self.connector, self.gates = limits, kv, connector, gates or Gate()
         self.waiting = self.queues(limits.scheduling_policy)
@@ -49,6 +52,7 @@ class SchedulerState:
         self._held = HeldBlocks(self._free_blocks)  # of requests that have ended
         self.parked: dict[Request, None] = {}  # streaming sessions without input: queued, but not to be served
         self.received: set[Request] = set()  # loads that are complete; never iterated
+        self.load_failures = LoadFailures(kv, kv_load_failure_policy)
         self._by_priority = limits.scheduling_policy == "priority"
         self._finished: list[Request] = []  # since the last schedule(), in finish order
         # vLLM iterates a set of ids here, so its order depends on PYTHONHASHSEED; ours is finish order.
@@ -68,8 +72,8 @@ class SchedulerState:
         if self.connector is not None:
             self.connector.on_new_request(request)
 
-    def abort_request(self, request: Request) -> None:
-        """Its client has gone. Between steps; nothing happens if the request is over already.
+    def abort_request(self, request: Request, status: RequestStatus = RequestStatus.ABORTED) -> None:
+        """Its client has gone, or it has failed. Between steps; nothing happens if the request is over already.
 
         Blocks that a load is still writing to are freed when it reports (vLLM 0.33.0 finish_requests).
         """
@@ -83,7 +87,8 @@ class SchedulerState:
             if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
                 keep_blocks = request not in self.received
                 self.received.discard(request)
-        self._end(request, RequestStatus.ABORTED, keep_blocks=keep_blocks)
+                self.load_failures.forget(request)
+        self._end(request, status, keep_blocks=keep_blocks)
 
     def has_unfinished(self) -> bool:
         """Whether a request is to be served; streaming sessions without input are not."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput
 from kvsim.gates.base import Gate
 from kvsim.limits import SchedulerLimits
 from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import Scheduler
-from kvsim.scheduler_state import LookupLog
 from kvsim.speculation import Speculation
 
 
@@ -27,10 +29,9 @@ class SpeculativeScheduler(Scheduler):
         gates: Gate | None = None,
         *,
         speculation: Speculation,
-        on_lookup: LookupLog | None = None,
-        skip_hopeless: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(limits, kv, connector, gates, on_lookup=on_lookup, skip_hopeless=skip_hopeless)
+        super().__init__(limits, kv, connector, gates, **options)
         self._speculation = speculation
         self.draft_slots = speculation.draft_slots
         self.num_spec_slots = speculation.num_speculative_tokens + speculation.num_lookahead_tokens
@@ -55,7 +56,7 @@ class SpeculativeScheduler(Scheduler):
             return super()._num_admitted_tokens(request, computed, output, budget)
         return min(self._cap(padded), budget) if padded <= budget else None
 
-    def _num_reserved_blocks(self) -> int:
+    def num_reserved_blocks(self) -> int:
         tokens = 1 + self.num_spec_slots
         others = sum(self.kv.num_remaining_blocks(request, tokens) for request in self._inflight_prefills)
         return others + -(-tokens // self.kv.block_size)
@@ -73,12 +74,12 @@ class SpeculativeScheduler(Scheduler):
             request.num_draft_tokens = 0
 
     # -- after the step
-    def _take_outputs(self, output: SchedulerOutput) -> list[Request]:
+    def _take_outputs(self, output: SchedulerOutput, void: Collection[Request]) -> list[Request]:
         ended: list[Request] = []
         for request in output.num_scheduled_tokens:
             if request.gated:
                 self.gates.computed(request)
-            if request.num_computed_tokens < request.num_tokens:
+            if request.num_computed_tokens < request.num_tokens or request in void:
                 continue  # still prefilling: nothing was sampled, and drafts are dropped
             if self._take_tokens(request, output):
                 ended.append(request)

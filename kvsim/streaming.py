@@ -33,7 +33,7 @@ class StreamingInstance(Instance):
         if key in self._streams and (reason or not _goes_on(self._streams[key][1], turn)):
             self._end(key)
         if reason:
-            return self._reject(entry, reason)
+            return self._refuse(entry, "rejected", reason)
         demands = replace(turn.demands, resumable=True)
         if key not in self._streams:
             request = self._new_request(entry, session, replace(turn, demands=demands))

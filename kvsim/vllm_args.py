@@ -150,8 +150,8 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
     silent = [key for key in ("engine_id", "kv_buffer_device", "kv_port", "enable_permute_local_kv") if key in value]
     if role != "kv_both":
         silent.append(f"kv_role ({role} stores and loads as kv_both does, with this connector)")
-    _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
     connectors[name](Extra(extra, out, silent, version))
+    _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
     if silent:
         out.notes.append(f"from vLLM's {name} config, without effect in a simulation: {', '.join(silent)}")
     return out
@@ -161,7 +161,7 @@ def _load_failure_policy(policy: object, out: Translation) -> None:
     if policy not in ("fail", "recompute"):
         raise UserError(f"kv_load_failure_policy: expected fail or recompute, found {show(policy)}")
     if policy == "recompute":
-        out.notes.append("kv_load_failure_policy recompute: loads do not fail here")
+        out.connector["kv_load_failure_policy"] = policy
 
 
 def _supported() -> str:

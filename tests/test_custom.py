@@ -111,6 +111,8 @@ def test_a_policy_of_your_own_decides(tmp_path: Path) -> None:
         "            return None\n"
         "        self.keys = [key for key in self.keys if key not in free]\n"
         "        return free\n"
+        "    def remove(self, key):\n"
+        "        self.keys.remove(key)\n"
     )
 
     def tokens(sign: int) -> int:

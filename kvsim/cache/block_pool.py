@@ -125,6 +125,12 @@ class BlockPool:
         self.num_free -= revived
         self.release_epoch += 1
 
+    def evict_blocks(self, blocks: Iterable[int]) -> None:
+        """Forget what these blocks hold, used or free; nobody finds it any more (vLLM 0.33.0 evict_blocks)."""
+        for block in blocks:
+            if self.hashes[block] >= 0:
+                self._evict(block)
+
     # -- giving back
     def cache_full_blocks(self, blocks: Sequence[int], hashes: Sequence[int], first: int, last: int) -> None:
         """Make ``blocks[first:last]`` findable under their hashes. Duplicates of a hash are kept."""

@@ -22,6 +22,7 @@ from kvsim.config.engine import (
     RooflineStepTime,
     StepTime,
 )
+from kvsim.config.faults import FaultsConfig
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
@@ -38,6 +39,7 @@ __all__ = [
     "EngineConfig",
     "ExampleConnectorConfig",
     "ExampleTierConfig",
+    "FaultsConfig",
     "FixedStepTime",
     "FsTierConfig",
     "HardwareConfig",

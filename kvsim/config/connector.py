@@ -8,7 +8,7 @@ from pydantic import Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
-from kvsim.config.fields import GIB, Count
+from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
@@ -45,6 +45,7 @@ class OffloadingConnectorConfig(Component):
         description="cross_layer = one copy per block (all layers together); per_layer_kv = one per block and layer;"
         " per_layer = one per block, layer and K or V; auto = as the release allocates KV",
     )
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
 
     tiers: Tiers = Field((), description="storage behind CPU memory, in the order in which it is asked")
 
@@ -78,6 +79,7 @@ class SimpleCPUConnectorConfig(Component):
     max_batch_descriptors: int = Field(
         0, ge=0, description="vLLM's VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS: copies in one call; 0 = no limit"
     )
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
 
 
 class ProfileTransfer(Component):

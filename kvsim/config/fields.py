@@ -41,3 +41,5 @@ YesNo = Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yes_no)]
 Name = Annotated[str, BeforeValidator(_name)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+KVLoadFailurePolicy = Literal["fail", "recompute"]
+ON_LOAD_FAILURE = "what becomes of a request whose KV could not be loaded: it fails, or computes it again"

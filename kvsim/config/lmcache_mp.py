@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kvsim.checked import Component, Misfit
-from kvsim.config.fields import GIB, SECOND_NS, Count, Text
+from kvsim.config.fields import GIB, ON_LOAD_FAILURE, SECOND_NS, Count, KVLoadFailurePolicy, Text
 from kvsim.config.synchronous import GB, US_NS
 from kvsim.units import Duration, Rate, Size
 
@@ -69,6 +69,7 @@ class LMCacheMPConnectorConfig(Component):
     l1_size: Annotated[Size, Field(gt=0)] = Field(64 * GIB, description="the server's memory, all ranks (--l1-size-gb)")
     eviction_trigger_watermark: Part = Field(0.8, description="part of l1_size that triggers eviction")
     eviction_ratio: Part = Field(0.2, description="part of the chunks that is then evicted, once per second")
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
     save_decode_cache: bool = Field(False, description="keep generated tokens too")
     lookup_latency: Duration = Field(1_000 * US_NS, description="from asking the server to its answer (assumed)")
     heartbeat_interval: Annotated[Duration, Field(gt=0)] = Field(

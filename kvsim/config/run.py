@@ -7,13 +7,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvsim.checked import Component, check, components
-from kvsim.config.connector import Connector, NoConnector, ProfileTransfer, Transfer
+from kvsim.checked import Component, Misfit, check, components
+from kvsim.config.connector import (
+    Connector,
+    NoConnector,
+    OffloadingConnectorConfig,
+    ProfileTransfer,
+    SimpleCPUConnectorConfig,
+    Transfer,
+)
 from kvsim.config.custom import check_classes, class_paths
 from kvsim.config.engine import EngineConfig, HardwareConfig, ModelConfig, RooflineStepTime, StepTime
+from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.fields import Folders, Name, Text
+from kvsim.config.tiers import tier_names
 from kvsim.config.trace import TraceConfig
 from kvsim.errors import UserError
 from kvsim.overrides import apply_override
@@ -42,12 +51,40 @@ class RunConfig(Component):
     connector: Connector = Field(default_factory=NoConnector, description="where KV goes that leaves the GPU")
     step_time: StepTime = Field(default_factory=RooflineStepTime, description="how long a forward pass takes")
     transfer: Transfer = Field(default_factory=ProfileTransfer, description="how long KV copies take")
+    faults: FaultsConfig = Field(default_factory=FaultsConfig, description="what goes wrong, on purpose")
     output: OutputConfig = Field(default_factory=OutputConfig, description="what the run leaves behind")
     python_path: Folders = Field(
         (), description="where modules of module_path:Class are found beside sys.path; if not given, this file's folder"
     )
     notes: tuple[str, ...] = Field((), strict=False, description="remarks that the summary and the report repeat")
     debug: bool = Field(False, description="check invariants after every step (slow)")
+
+    @model_validator(mode="after")
+    def _faults_have_an_object(self) -> RunConfig:
+        behind: list[str] = []
+        with_cpu: list[str] = []
+        if isinstance(self.connector, OffloadingConnectorConfig):
+            behind = tier_names(self.connector.tiers)
+            with_cpu = ["cpu", *behind]
+        for known, wanted in ((with_cpu, self.faults.outages), (behind, self.faults.tiers)):
+            for name in (entry.tier for entry in wanted):
+                if name not in known:
+                    expected = (
+                        f"expected one of {', '.join(known)}" if known else "expected none: no tier here has faults"
+                    )
+                    raise Misfit("faults", f"something happens to tier {name!r}, {expected}")
+        theirs = {"aborts": self.faults.aborts, "client_timeout": self.faults.client_timeout}
+        of_clients = FaultsConfig().model_copy(update=theirs)
+        if self.trace.streaming_sessions and self.faults != FaultsConfig():
+            raise Misfit("faults", "expected none with streaming sessions")
+        if self.engine.data_parallel_size > 1 and self.faults != of_clients:
+            raise Misfit("faults", "expected those of clients only (aborts, client_timeout) with several ranks")
+        if (
+            not isinstance(self.connector, OffloadingConnectorConfig | SimpleCPUConnectorConfig)
+            and self.faults.cpu != MediumFaults()
+        ):
+            raise Misfit("faults", "copies to and from CPU memory fail, expected a connector that makes some")
+        return self
 
     @property
     def output_folder(self) -> Path:

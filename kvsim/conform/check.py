@@ -8,6 +8,7 @@ from typing import Any
 
 from kvsim.conform.compare import Difference, Record, first_difference
 from kvsim.conform.files import Recording
+from kvsim.conform.order import SetOrder
 from kvsim.conform.scenario import Conformance
 from kvsim.releases import RELEASES
 from kvsim.request import Request
@@ -28,27 +29,6 @@ class Outcome:
     deadlock: bool = False  # both made no progress any more
     reordered: int = 0  # steps in which a set's order was not the order of finishing
     failure: str = ""  # ours broke off with this error
-
-
-class SetOrder:
-    """Finished requests in the order in which vLLM 0.33.0 commits them: that of a set of their ids.
-
-    The order depends on PYTHONHASHSEED. vLLM: v1/core/sched/scheduler.py collects `finished_req_ids` one by one,
-    and the offloading connector's scheduler side iterates over that set.
-    """
-
-    def __init__(self) -> None:
-        self.reordered = 0
-
-    def __call__(self, finished: list[Request]) -> list[Request]:
-        """The requests in the set's order."""
-        by_id = {request.request_id: request for request in finished}
-        ids: set[str] = set()
-        for request_id in by_id:  # one by one: a set made in one go may have another size, and so another order
-            ids.add(request_id)
-        ordered = [by_id[request_id] for request_id in ids]
-        self.reordered += ordered != finished
-        return ordered
 
 
 def check(name: str, scenario: dict[str, Any], recording: Recording, *, profile: str, finish_order: bool) -> Outcome:

@@ -9,12 +9,13 @@ from typing import Any
 
 from kvsim.clock import Clock
 from kvsim.conform.step_clock import Step
+from kvsim.conform.stub import StubMeta
 from kvsim.connectors.base import BlockTable, SchedulerOutput, WorkerOutput
 from kvsim.connectors.example import ExampleMeta
 from kvsim.connectors.offloading import OffloadingMeta
 from kvsim.connectors.simple_cpu import SimpleCPUMeta
-from kvsim.engine import EngineObserver
 from kvsim.gates.encoder import EncoderGate
+from kvsim.observer import EngineObserver
 from kvsim.request import Request
 from kvsim.scheduler import Scheduler
 
@@ -162,9 +163,9 @@ def _copied(blocks: BlockTable) -> BlockTable:
     return [list(entry) if isinstance(entry, Sequence) else entry for entry in blocks]
 
 
-def describe(meta: OffloadingMeta | SimpleCPUMeta | ExampleMeta) -> Record:
+def describe(meta: OffloadingMeta | SimpleCPUMeta | ExampleMeta | StubMeta) -> Record:
     """A connector's metadata, as recordings write it."""
-    if isinstance(meta, ExampleMeta):
+    if isinstance(meta, ExampleMeta | StubMeta):
         return {}  # all of it is in what the worker does
     if isinstance(meta, SimpleCPUMeta):
         return {"load_event": meta.load_event, "store_event": meta.store_event, "need_flush": meta.need_flush}

@@ -15,6 +15,7 @@ from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCache
 from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
 from kvsim.conform.gates import build_gates, demands_of
 from kvsim.conform.groups import build_kv_cache_manager
+from kvsim.conform.order import in_set_order
 from kvsim.conform.recorder import AsyncRecorder, Labels, Record, Recorder
 from kvsim.conform.step_clock import (
     OneTick,
@@ -25,6 +26,7 @@ from kvsim.conform.step_clock import (
     StepExampleWorker,
     StepTier,
 )
+from kvsim.conform.stub import StubConnector, StubWorker
 from kvsim.connectors.base import ConnectorWorker, Direction, KVConnector
 from kvsim.connectors.example import ExampleConnector
 from kvsim.engine import Engine
@@ -47,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "tier_store_delay": 2, "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5, "groups": None,
     "retention_interval": 0, "max_loras": None, "encoder_budget": None, "encoder_cache": None,
     "disable_chunked_mm_input": False,
+    "kv_load_failure_policy": "fail", "load_failures": None, "tier_load_failures": None, "tier_store_failures": None,
 }  # fmt: skip
 T = TypeVar("T")
 MAX_STEPS = 30_000  # unless a scenario says otherwise, it is cut off after so many steps
@@ -150,7 +153,10 @@ class Conformance:
             speculative = self._simulated(both if o["async_scheduling"] else alone, "spec_method")
             kind = partial(speculative, speculation=self._speculation)
         gates, recorder.encoder = build_gates(o, release, self.env)
-        recorder.scheduler = kind(limits, kv, connector, gates, on_lookup=recorder.on_lookup)
+        policy = o["kv_load_failure_policy"]
+        log = recorder.on_lookup
+        recorder.scheduler = kind(limits, kv, connector, gates, on_lookup=log, kv_load_failure_policy=policy)
+        recorder.scheduler.load_failures.order_failed = in_set_order
         return engine(
             self.env,
             recorder.scheduler,
@@ -179,7 +185,15 @@ class Conformance:
     def _connector(self, kv: AnyKVCacheManager) -> tuple[KVConnector | None, ConnectorWorker | None]:
         o, release, recorder = self.options, self.release, self.recorder
         delays: dict[Direction, int] = {"load": o["load_delay"], "store": o["store_delay"]}
-        copier = StepCopier(recorder.step, delays, recorder.log["dma"], log_waits=o["connector"] == "offloading")
+        if o["connector"] == "stub":  # its loads are over when their forward pass begins
+            delays = dict.fromkeys(delays, 0)
+        copier = StepCopier(
+            recorder.step,
+            delays,
+            recorder.log["dma"],
+            log_waits=o["connector"] == "offloading",
+            load_failures=o["load_failures"] or (),
+        )
         if o["connector"] is None:
             return None, None
         if isinstance(kv, HybridKVCacheManager):
@@ -196,6 +210,8 @@ class Conformance:
         if o["connector"] == "example":
             size = o["block_size"]
             return ExampleConnector(block_size=size), StepExampleWorker(size, recorder.log["dma"])
+        if o["connector"] == "stub":
+            return StubConnector(o["block_size"]), StubWorker(copier)
         if o["connector"] == "offloading":
             offloading = release.offloading_connector(
                 self._ledger(),
@@ -228,7 +244,10 @@ class Conformance:
         if not delays:
             return primary
         kind = ProbingStepTier if o["tier"] == "fs" and release.background_lookups else StepTier
-        return release.tiering_manager(primary, [kind(self.recorder.step, each) for each in delays])
+        tiers = [kind(self.recorder.step, each) for each in delays]
+        for tier in tiers:
+            tier.fail(o["tier_load_failures"] or (), o["tier_store_failures"] or (), partly=release.partial_promotions)
+        return release.tiering_manager(primary, tiers)
 
     def run(self) -> tuple[list[Record], bool]:
         """Records of all executed steps, and whether the recorder would have called it a deadlock."""

@@ -14,6 +14,7 @@ LARGEST = 10**7
 
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Steps = Annotated[int, Field(ge=0, le=LARGEST)]
+_Pair = Annotated[list[Steps], Field(min_length=2, max_length=2)]
 
 
 def _as_tuple(value: object) -> object:
@@ -105,7 +106,7 @@ class TierOptions(Component):
 class ConnectorOptions(_Options):
     """The connector with its pools and delays."""
 
-    connector: Literal["offloading", "simple", "example"] | None = None
+    connector: Literal["offloading", "simple", "example", "stub"] | None = None
     cpu_blocks: Count = 1500
     cpu_policy: Literal["lru", "arc"] = "lru"
     chunk_factor: Count = 1
@@ -118,11 +119,19 @@ class ConnectorOptions(_Options):
     lazy: Flag = False
     load_delay: Steps = 2
     store_delay: Steps = 2
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    load_failures: list[_Pair] | None = None
+    tier_load_failures: list[_Pair] | None = None
+    tier_store_failures: list[Steps] | None = None
 
     @model_validator(mode="after")
     def _one_kind_of_tiers(self) -> ConnectorOptions:
         if self.tiers is not None and self.tier is not None:
             raise Misfit("tiers", "tiers and tier are both given, expected one of them")
+        virtual = self.tiers is not None or self.tier == "virt"
+        for key in ("tier_load_failures", "tier_store_failures"):
+            if getattr(self, key) is not None and not virtual:
+                raise Misfit(key, "jobs of a tier fail that is not there, expected tiers, or tier: virt")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -37,10 +38,20 @@ class StepCopier:
 
     Args:
         log: told of every copy ([direction, job, source, destination]) and, if ``log_waits``, of every flush.
+        load_failures: blocks that do not arrive, each as (number of the load, place among its blocks).
     """
 
-    def __init__(self, step: Step, delays: dict[Direction, int], log: list[list[Any]], *, log_waits: bool) -> None:
+    def __init__(
+        self,
+        step: Step,
+        delays: dict[Direction, int],
+        log: list[list[Any]],
+        *,
+        log_waits: bool,
+        load_failures: Sequence[Sequence[int]] = (),
+    ) -> None:
         self._step, self._delays, self._log, self._log_waits = step, delays, log, log_waits
+        self._load_failures, self._num_loads = load_failures, 0
         self._last: dict[Direction, int] = dict.fromkeys(delays, -1)
         self._ready: dict[CopyJob, int] = {}  # job -> step
 
@@ -49,6 +60,10 @@ class StepCopier:
         ready = max(self._last[job.direction], self._step.number + self._delays[job.direction])
         self._last[job.direction] = self._ready[job] = ready
         self._log.append([job.direction, job.job_id, job.source, job.destination])
+        if job.direction == "load":
+            blocks = job.destination
+            job.failed_blocks.update(blocks[i % len(blocks)] for n, i in self._load_failures if n == self._num_loads)
+            self._num_loads += 1
 
     def flush(self, job: CopyJob) -> None:
         """Done in this step; the clock of its direction is not moved."""
@@ -74,6 +89,14 @@ class StepTier:
         self._present: set[int] = set()
         self._jobs: list[tuple[int, Direction, Sequence[int]]] = []  # (ready step, direction, keys)
         self.epoch = 0
+        self._lost_of_loads: dict[int, int] = {}  # number of the load -> keys at its end that do not arrive
+        self._lost_stores: Sequence[int] = ()
+        self._num_done: dict[Direction, int] = dict.fromkeys(delays, 0)
+
+    def fail(self, loads: Sequence[Sequence[int]], stores: Sequence[int], *, partly: bool) -> None:
+        """Jobs will fail: loads [number, keys that do not arrive], all keys unless ``partly``; stores by number."""
+        self._lost_of_loads = {number: lost if partly else sys.maxsize for number, lost in loads}
+        self._lost_stores = stores
 
     def lookup(self, key: int, request_id: str) -> Answer:
         """Whether the chunk is here."""
@@ -95,11 +118,20 @@ class StepTier:
         """What has finished, in the order of submission."""
         done = [job for job in self._jobs if job[0] <= self._step.number]
         self._jobs = [job for job in self._jobs if job[0] > self._step.number]
-        for _, direction, keys in done:
-            if direction == "store":
-                self._present.update(keys)
-                self.epoch += 1
-        return [(direction, keys) for _, direction, keys in done]
+        return [outcome for _, direction, keys in done for outcome in self._outcomes(direction, keys)]
+
+    def _outcomes(self, direction: Direction, keys: Sequence[int]) -> list[TierJob]:
+        number = self._num_done[direction]
+        self._num_done[direction] += 1
+        if direction == "store" and number in self._lost_stores:
+            return [("failed store", keys)]
+        if direction == "store":
+            self._present.update(keys)
+            self.epoch += 1
+        elif lost := self._lost_of_loads.get(number):
+            arrived = max(len(keys) - lost, 0)
+            return [("load", keys[:arrived]), ("failed load", keys[arrived:])]
+        return [(direction, keys)]
 
     def is_idle(self) -> bool:
         """Nothing in flight."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
+from kvsim.conform.schema import LARGEST
+
 Scenario = dict[str, Any]
 
 MAX_STEPS = 2500
@@ -31,6 +33,7 @@ class Extensions:
     async_scheduling: bool = False  # two steps in flight
     speculative: bool = False  # drafts, some of which hold
     groups: bool = False  # several KV cache groups; then every world has some
+    failures: bool = False  # copies, promotions and cascades that fail; a connector that loads synchronously
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,14 @@ class _World:
         if self._extensions.groups:
             self._draw_groups()
         self._connector = self._draw_connector()
+        if (
+            extensions.failures
+            and not (extensions.async_scheduling or extensions.speculative or extensions.groups)
+            and self._kind == "gpu"
+        ):
+            self._kind, self._connector = "stub", {"connector": "stub"}
+        if extensions.failures:
+            self._connector |= self._draw_failures()
         # Retention counts in chunks of the CPU tier, too.
         if retained := self._engine.get("retention_interval", 0):
             factor = self._connector.get("chunk_factor", 1)
@@ -187,6 +198,20 @@ class _World:
             return {"tiers": [{"load_delay": load, "store_delay": store} for load, store in delays]}
         kind = "fs" if self._extensions.file_tier and r.random() < 0.5 else "virt"
         return {"tier": kind, "tier_load_delay": r.choice(_DELAYS), "tier_store_delay": r.choice(_DELAYS)}
+
+    def _draw_failures(self) -> dict[str, Any]:
+        r, connector = self._random, self._connector
+        if not connector:
+            return {}
+        # A failed request with OffloadingConnector ends 0.33.0 by an assertion (see kvsim/connectors/offloading.py).
+        policy = "recompute" if connector["connector"] == "offloading" else r.choice(("fail", "recompute"))
+        loads = [[r.randint(0, 12), r.choice((0, 1, 2, r.randint(0, 40)))] for _ in range(r.randint(1, 10))]
+        failures: dict[str, Any] = {"kv_load_failure_policy": policy, "load_failures": loads}
+        if "tiers" in connector or connector.get("tier") == "virt":
+            numbers = r.sample(range(20), r.randint(0, 8))
+            failures["tier_load_failures"] = [[number, r.choice((1, LARGEST))] for number in numbers]
+            failures["tier_store_failures"] = r.sample(range(30), r.randint(0, 8))
+        return failures
 
     def _sessions(self) -> list[dict[str, Any]]:
         r = self._random

@@ -111,20 +111,8 @@ class SchedulerOutput:
         return sum(self.num_scheduled_tokens.values())
 
 
-@dataclass(slots=True)
-class WorkerOutput:
-    """What the worker side reports after a step.
-
-    ``received`` and ``sent`` are for the scheduler, which frees and wakes requests by them after the connector has
-    seen the report; the rest is between the worker and its scheduler side.
-    """
-
-    received: list[Request] = field(default_factory=list)  # loads that are complete: they may be scheduled
-    jobs: list[int] = field(default_factory=list)  # finished jobs, in the order of their submission
-    # Ended requests that nobody reads any more: of those, and each once, for which request_finished answered True.
-    sent: list[Request] = field(default_factory=list)
-    meta: Any = None  # the worker's own word to its scheduler side (vLLM: build_connector_worker_meta)
-    invalid_blocks: set[int] = field(default_factory=set)  # GPU blocks that were to be loaded and are not
+class WorkerDiedError(Exception):
+    """The worker side of a connector cannot go on; the engine ends with it."""
 
 
 Direction = Literal["load", "store"]
@@ -138,11 +126,38 @@ class CopyJob:
     direction: Direction
     source: list[int]
     destination: list[int]
+    # GPU blocks whose copy did not arrive: the copier says so before the job is done. A store fails as a whole.
+    failed_blocks: set[int] = field(init=False, default_factory=set)
 
     @property
     def gpu_blocks(self) -> list[int]:
         """The side that lies in the GPU's pool."""
         return self.source if self.direction == "store" else self.destination
+
+
+@dataclass(slots=True)
+class WorkerOutput:
+    """What the worker side reports after a step.
+
+    ``received`` and ``sent`` are for the scheduler, which frees and wakes requests by them after the connector has
+    seen the report, and so are failed loads; the rest is between the worker and its scheduler side.
+    """
+
+    received: list[Request] = field(default_factory=list)  # loads that are complete: they may be scheduled
+    jobs: list[int] = field(default_factory=list)  # finished jobs, in the order of their submission
+    # Ended requests that nobody reads any more: of those, and each once, for which request_finished answered True.
+    sent: list[Request] = field(default_factory=list)
+    meta: Any = None  # the worker's own word to its scheduler side (vLLM: build_connector_worker_meta)
+    failed_jobs: set[int] = field(default_factory=set)  # those of ``jobs`` that did not do it
+    invalid_blocks: set[int] = field(default_factory=set)  # GPU blocks that were to be loaded and are not
+    failed_recving: list[Request] = field(default_factory=list)  # loads of which nothing can be used
+
+    def take_failure(self, job: CopyJob) -> None:
+        """Report what a finished job did not move, if anything."""
+        if job.failed_blocks and job.direction == "load":
+            self.invalid_blocks |= job.failed_blocks
+        elif job.failed_blocks:
+            self.failed_jobs.add(job.job_id)
 
 
 class Copier(Protocol):

@@ -39,10 +39,16 @@ class LinkCopier:
             self._launch(job)
 
     def _launch(self, job: CopyJob) -> None:
+        if job not in self._transfers:
+            return  # closed meanwhile
         direction: LinkDirection = "h2d" if job.direction == "load" else "d2h"
         blocks = len(job.gpu_blocks)
         cost = self._copy_time(job, direction)
         self._transfers[job] = self._link.submit(direction, cost, blocks * self._block_bytes[direction])
+
+    def close(self) -> None:
+        """Its engine is gone: what is not on the link so far never will be."""
+        self._transfers = {}
 
     def flush(self, job: CopyJob) -> None:
         """The link cannot hurry: the engine waits."""

@@ -199,7 +199,8 @@ class OffloadingConnector(KVConnector):
         for request, tokens in output.num_scheduled_tokens.items():
             yield request, request.num_computed_tokens + tokens
         for request in output.finished:
-            if request.status is RequestStatus.ABORTED:
+            # (0.33.0 counts a failed request's prompt as computed and dies of it; its worker lets it not come to that.)
+            if request.status is not RequestStatus.FINISHED:
                 yield request, request.num_computed_tokens
             else:  # the last sampled token has no KV
                 yield request, max(request.num_prompt_tokens, request.num_tokens - 1)
@@ -258,8 +259,10 @@ class OffloadingConnector(KVConnector):
             job = self._jobs.pop(job_id)
             state = self._states[job.request]
             if job.direction == "store":
-                self.manager.complete_store(job.keys, state.context)
-                self.store_use.stored(job.keys)
+                success = job_id not in output.failed_jobs
+                self.manager.complete_store(job.keys, state.context, success=success)
+                if success:
+                    self.store_use.stored(job.keys)
                 self._unwatch(job)
             else:
                 self.manager.complete_load(job.keys)
@@ -294,8 +297,8 @@ class OffloadingConnector(KVConnector):
     def explain_wait(self, request: Request) -> str:
         """Only a tier behind the CPU can keep a request waiting for ever: see `TieringManager`."""
         state = self._states.get(request)
-        if state is None:
-            return ""
+        if state is None or self._jobs:
+            return "" if state is None else "a copy is on its way"
         keys, room = len(state.context.keys), self.manager.capacity_chunks
         return (
             f"its prefix has {keys} chunks, which must all be in the CPU tier ({room} chunks) at once to be loaded"

@@ -66,6 +66,7 @@ class OffloadingWorker:
         for _, job in sorted(self._finished, key=itemgetter(0)):
             self._copier.forget(job)
             output.jobs.append(job.job_id)
+            output.take_failure(job)
             if job.direction == "load":
                 output.received.append(job.request)
         self._finished = []

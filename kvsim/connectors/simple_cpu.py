@@ -253,10 +253,11 @@ class SimpleCPUOffloadConnector(KVConnector):
         for number in output.jobs:
             event = self._events.pop(number)
             self._in_flight.difference_update(event.gpu)
-            hashes = [self.gpu.hashes[block] for block in event.gpu]
-            self.cpu.cache_full_blocks(event.cpu, hashes, 0, len(hashes))
-            self._tell_stored(event.gpu, hashes)
-            self.store_use.stored(hashes)
+            if number not in output.failed_jobs:
+                hashes = [self.gpu.hashes[block] for block in event.gpu]
+                self.cpu.cache_full_blocks(event.cpu, hashes, 0, len(hashes))
+                self._tell_stored(event.gpu, hashes)
+                self.store_use.stored(hashes)
             self.cpu.free_blocks(event.cpu)
             self.gpu.free_blocks(event.gpu)
             for request in event.requests:

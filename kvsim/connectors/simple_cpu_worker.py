@@ -67,7 +67,11 @@ class SimpleCPUOffloadWorker:
         output = WorkerOutput()
         for job in self._take_done(self._loads):
             output.received += job.requests
-        ready = {job.job_id for job in self._take_done(self._stores)}
+            output.take_failure(job)
+        ready: set[int] = set()
+        for job in self._take_done(self._stores):
+            ready.add(job.job_id)
+            output.take_failure(job)
         output.jobs = [number for number in self._open_stores if number in ready]
         for number in output.jobs:
             self._open_stores.discard(number)  # difference_update() may shrink the set, which vLLM never does

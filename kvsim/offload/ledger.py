@@ -71,8 +71,13 @@ class Ledger(ABC):
         """As `prepare_store`, of any of the request's chunks, in the order given."""
 
     @abstractmethod
-    def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:
-        """The copies are written: readable, and evictable. ``context``: whose store it was, if a request's."""
+    def complete_store(
+        self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
+    ) -> None:
+        """The copies are written: readable, and evictable; without ``success`` they are gone and their slots free.
+
+        ``context``: whose store it was, if a request's.
+        """
 
     @abstractmethod
     def on_request_finished(self, context: RequestContext) -> None:

@@ -44,6 +44,7 @@ class OffloadingManager(Ledger):
         self._num_fresh = 0  # slots handed out at least once
         self._free_ids: list[int] = []
         self._num_evictable = 0
+        self._doomed: set[int] = set()  # lost while somebody read or wrote them; never iterated
         self._counts: OrderedDict[int, int] = OrderedDict()  # key -> offers, for store_threshold
 
     # -- looking
@@ -92,7 +93,11 @@ class OffloadingManager(Ledger):
             if slot.ref_count <= 0:
                 raise ValueError("a load is completed that was never prepared")
             slot.ref_count -= 1
-            self._num_evictable += slot.ref_count == 0
+            if slot.ref_count == 0 and key in self._doomed:
+                self._doomed.remove(key)
+                self._drop(key)
+            else:
+                self._num_evictable += slot.ref_count == 0
         self._epoch += 1
 
     # -- storing
@@ -128,13 +133,19 @@ class OffloadingManager(Ledger):
             return None
         return StorePlan(todo, self._insert(context, todo))
 
-    def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:
+    def complete_store(
+        self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
+    ) -> None:
         for key in keys:
             slot = self.slots[key]
             if slot.ref_count >= 0:
                 raise ValueError("a store is completed that was never prepared")
-            slot.ref_count = 0
-            self._num_evictable += 1
+            if success and key not in self._doomed:
+                slot.ref_count = 0
+                self._num_evictable += 1
+            else:
+                self._doomed.discard(key)
+                self._drop(key)
         self._epoch += 1
         if self._kv_events is not None:
             self._kv_events.stored(keys)
@@ -147,6 +158,20 @@ class OffloadingManager(Ledger):
 
     def on_request_finished(self, context: RequestContext) -> None:
         self.policy.on_request_finished(context)
+
+    def lose_contents(self) -> None:
+        """The memory is empty from now on. What somebody reads or writes goes when they are done."""
+        for key, slot in list(self.slots.items()):
+            if slot.ref_count == 0:
+                self._num_evictable -= 1
+                self._drop(key)
+            else:
+                self._doomed.add(key)
+        self._epoch += 1
+
+    def _drop(self, key: int) -> None:
+        self.policy.remove(key)
+        self._free_ids.append(self.slots.pop(key).slot_id)
 
     # -- counting
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,8 @@ from kvsim.offload.context import RequestContext
 from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
 from kvsim.offload.manager import OffloadingManager
 
-TierJob = tuple[Literal["load", "store"], Sequence[int]]  # what has finished, and its keys
+# What has come of keys in flight. A job that succeeds for some keys only is reported in parts.
+TierJob = tuple[Literal["load", "store", "failed load", "failed store"], Sequence[int]]
 
 
 class Answer(Enum):
@@ -86,6 +87,7 @@ class TieringManager(Ledger):
 
     def __init__(self, primary: OffloadingManager, tiers: Sequence[SecondaryTier]) -> None:
         self.primary, self.tiers = primary, tiers
+        self.on_promoted: Callable[[int, int], None] | None = None  # told of each chunk and its slot
         self._polled = False  # in this step
         self._promotions: dict[tuple[int, str], list[int]] = {}  # (tier, request) -> keys, in order of first promotion
         self._sources: dict[str, dict[int, int]] = {}  # request -> {key that it has promoted: tier}
@@ -173,11 +175,14 @@ class TieringManager(Ledger):
             self._open_stores[context.request_id] = self._open_stores.get(context.request_id, 0) + 1
         return plan
 
-    def complete_store(self, keys: Sequence[int], context: RequestContext | None = None) -> None:
-        self.primary.complete_store(keys)
-        for tier in self.tiers:  # all keys, also those that the tier has
-            self.primary.pin(keys)
-            tier.submit("store", keys)
+    def complete_store(
+        self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
+    ) -> None:
+        self.primary.complete_store(keys, success=success)
+        held = self._held(keys) if success else []
+        for tier in self.tiers if held else ():  # all keys, also those that the tier has
+            self.primary.pin(held)
+            tier.submit("store", held)
         if context is not None:
             left = self._open_stores.pop(context.request_id) - 1
             if left:
@@ -189,6 +194,10 @@ class TieringManager(Ledger):
         self._sources.pop(context.request_id, None)
         self._finished.add(context.request_id)
         self._tell_tiers_if_over(context.request_id)
+
+    def _held(self, keys: Sequence[int]) -> list[int]:
+        """Those that the primary has: all, unless its contents were lost meanwhile."""
+        return [key for key in keys if key in self.primary.slots]
 
     def _tell_tiers_if_over(self, request_id: str) -> None:
         """A request is over for the tiers when it has ended and no store of it can reach them any more."""
@@ -231,10 +240,13 @@ class TieringManager(Ledger):
     def _poll(self) -> None:
         self._polled = True
         for tier in self.tiers:
-            for direction, keys in tier.poll():
-                if direction == "load":  # the primary's copy is written
-                    self.primary.complete_store(keys)
-                else:  # and has been read
+            for outcome, keys in tier.poll():
+                if outcome in {"load", "failed load"}:  # the primary's copy is written, or will never be
+                    self.primary.complete_store(keys, success=outcome == "load")
+                    if outcome == "load" and self.on_promoted is not None:
+                        for key in self._held(keys):
+                            self.on_promoted(key, self.primary.slots[key].slot_id)
+                else:  # and has been read; nobody writes again what a tier has lost
                     self.primary.complete_load(keys)
 
 

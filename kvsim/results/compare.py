@@ -49,6 +49,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("Requests", "Finished", ("requests", "finished"), "count", "higher"),
     Metric("Requests", "Rejected", ("requests", "rejected"), "count", "lower"),
     Metric("Requests", "Failed", ("requests", "failed"), "count", "lower"),
+    Metric("Requests", "Given up by clients", ("requests", "aborted"), "count", "lower"),
     Metric("Requests", "Not ended", ("requests", "stuck"), "count", "lower"),
     Metric("Requests", "Preemptions", ("preemptions", "count"), "count", "lower"),
     Metric("Token hit rate", "Total", ("hit_rate", "total"), "share", "higher"),

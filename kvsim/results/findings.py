@@ -44,6 +44,7 @@ def _unfinished(summary: Summary) -> list[str]:
     what = {
         "rejected": "were rejected",
         "failed": "failed",
+        "aborted": "were given up by their clients",
         "stuck": "had not ended when the run ended",
     }
     for status, verb in what.items():
@@ -58,6 +59,24 @@ def _unfinished(summary: Summary) -> list[str]:
         found.append("Latency and throughput count finished requests only.")
     if not counts["finished"]:
         found.append("No request finished: there is no latency and no throughput to report.")
+    return found
+
+
+def _faulty(summary: Summary) -> list[str]:
+    faults = summary.get("faults") or {}
+    found = []
+    if faults.get("hit_requests"):
+        lost, times = faults.get("lost_tokens", 0), faults["hit_requests"]
+        blocks, loads = faults.get("failed_load_blocks", 0), faults.get("failed_loads", 0)
+        found.append(
+            f"KV loads lost {blocks:,} blocks in {loads:,} copies: {times:,} times a request had counted on them, for"
+            f" {lost:,} tokens."
+        )
+    if faults.get("stalled_jobs"):
+        stalled, expired = faults["stalled_jobs"], faults.get("expired_jobs", 0)
+        found.append(f"{stalled:,} copies stalled, {expired:,} of them were given up at their deadline.")
+    if faults.get("engine_deaths"):
+        found.append(f"The engine died {faults['engine_deaths']:,} times: whatever it ran or cached was lost.")
     return found
 
 
@@ -286,6 +305,7 @@ def _idle_tier(summary: Summary) -> list[str]:
 
 _RULES: tuple[Callable[[Summary], list[str]], ...] = (
     _unfinished,
+    _faulty,
     _queued,
     _preempted,
     _stalled,

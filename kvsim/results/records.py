@@ -18,7 +18,7 @@ class RequestRecord:
     turn: int
     arrival_ns: int
     prompt_tokens: int
-    status: str = "stuck"  # until something better happens: finished | rejected | failed
+    status: str = "stuck"  # until something better happens: finished | rejected | failed | aborted
     reason: str = ""
     first_scheduled_ns: int = NEVER
     first_token_ns: int = NEVER
@@ -167,6 +167,29 @@ class TierTotals:
 
 
 @dataclass(slots=True)
+class FaultTotals:
+    """What has gone wrong in a run, because its config wanted it to."""
+
+    failed_loads: int = 0  # copies to the GPU that lost blocks
+    failed_load_blocks: int = 0
+    failed_stores: int = 0  # copies from the GPU that lost blocks
+    stalled_jobs: int = 0
+    expired_jobs: int = 0  # of those: failed at their deadline
+    failed_promotion_chunks: int = 0
+    failed_cascade_chunks: int = 0
+    outages: int = 0
+    engine_deaths: int = 0
+    client_aborts: int = 0
+    hit_requests: int = 0  # requests that counted on KV that was not loaded, once per time
+    lost_tokens: int = 0  # what they counted on in vain
+
+    @property
+    def happened(self) -> dict[str, int]:
+        """Those that are not zero."""
+        return {name: count for name, count in as_row(self).items() if count}
+
+
+@dataclass(slots=True)
 class RunRecord:
     """Everything one run leaves behind, before it is summarised."""
 
@@ -174,6 +197,7 @@ class RunRecord:
     series: Series = field(default_factory=lambda: Series(2_000))
     totals: Totals = field(default_factory=Totals)
     tiers: list[TierTotals] = field(default_factory=list)  # secondary ones, in the order in which they are asked
+    faults: FaultTotals = field(default_factory=FaultTotals)
     notes: list[str] = field(default_factory=list)  # choices and assumptions
     cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
 

@@ -20,7 +20,8 @@ from kvsim.results.tiers import summarize_tiers
 
 Ints = npt.NDArray[np.int64]
 
-STATUSES = ("finished", "rejected", "failed", "stuck")
+STATUSES = ("finished", "rejected", "failed", "aborted", "stuck")
+FAULT = "fault_"  # begins the names of totals about faults; those that did not happen are left out
 _TEXT = "str"
 _INT = "int64"
 
@@ -140,6 +141,7 @@ def summarize(
         "tiers": _tiers(totals, series),
         "secondary_tiers": summarize_tiers(tiers, tier_series, totals, span_ns),
         "sessions": _sessions(requests, finished),
+        "faults": {key.removeprefix(FAULT): int(value) for key, value in totals.items() if key.startswith(FAULT)},
         "totals": {key: int(value) for key, value in totals.items()},
     }
 

@@ -17,6 +17,34 @@ class StepClock:
 CLOCK = StepClock()
 
 
+class Failures:
+    """Loads of which single blocks do not arrive: [number of the load, place among its blocks].
+
+    vLLM's own workers assert that copies succeed. Here they do, as far as the connector knows, and the blocks are
+    reported to the scheduler as other connectors report them.
+    """
+
+    def __init__(self, planned: Sequence[Sequence[int]]) -> None:
+        self._planned = planned
+        self.num_loads = 0
+        self._pending: list[tuple[Callable[[], bool], set[int]]] = []
+
+    def on_load(self, blocks: Sequence[int], is_done: Callable[[], bool]) -> None:
+        """A load into these GPU blocks has been submitted."""
+        lost = {blocks[place % len(blocks)] for number, place in self._planned if number == self.num_loads}
+        self.num_loads += 1
+        if lost:
+            self._pending.append((is_done, lost))
+
+    def take(self) -> set[int]:
+        """GPU blocks of the loads that are done now."""
+        lost = set()
+        for pair in [pair for pair in self._pending if pair[0]()]:
+            self._pending.remove(pair)
+            lost |= pair[1]
+        return lost
+
+
 class Lanes:
     """When a copy is ready: submitted in step s, in step s + delay, but not before the one ahead of it."""
 
@@ -39,8 +67,8 @@ class OffloadingCopies:
         log: told of each copy, and of each wait for one.
     """
 
-    def __init__(self, lanes: Lanes, result: Callable[[int], Any], log: Log) -> None:
-        self._lanes, self._result, self._log = lanes, result, log
+    def __init__(self, lanes: Lanes, result: Callable[[int], Any], log: Log, failures: Failures | None = None) -> None:
+        self._lanes, self._result, self._log, self._failures = lanes, result, log, failures
         self._ready: dict[int, int] = {}  # job -> step
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
@@ -59,6 +87,8 @@ class OffloadingCopies:
 
     def _submit(self, job_id: int, kind: str, source: Any, destination: Any) -> bool:
         self._ready[job_id] = self._lanes.submit(kind)
+        if kind == "load" and self._failures is not None:
+            self._failures.on_load(_block_ids(destination) or [], lambda: job_id not in self._ready)
         self._log.append([kind, job_id, _block_ids(source), _block_ids(destination)])
         return True
 
@@ -104,8 +134,8 @@ class ReadyAt:
 class SimpleCopies:
     """Stands in for the copy back end below SimpleCPUOffloadWorker."""
 
-    def __init__(self, lanes: Lanes, log: Log) -> None:
-        self._lanes, self._log = lanes, log
+    def __init__(self, lanes: Lanes, log: Log, failures: Failures | None = None) -> None:
+        self._lanes, self._log, self._failures = lanes, log, failures
 
     def launch_copy(
         self,
@@ -118,7 +148,10 @@ class SimpleCopies:
     ) -> None:
         """Start a copy and append its event."""
         kind = "store" if is_store else "load"
-        events_list.append((event_idx, ReadyAt(self._lanes.submit(kind))))
+        event = ReadyAt(self._lanes.submit(kind))
+        events_list.append((event_idx, event))
+        if kind == "load" and self._failures is not None:
+            self._failures.on_load(destination, event.query)
         self._log.append([kind, event_idx, list(source), list(destination)])
 
     def __getattr__(self, name: str) -> Any:

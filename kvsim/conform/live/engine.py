@@ -237,7 +237,8 @@ class RealEngine:
             number = self._verified[request_id]
             self._verified[request_id] += 1
             accepted = min(self._accepted[number % len(self._accepted)], len(drafts))
-        position = self._sampled[request_id]
+        # What a failed load makes void is sampled again; with steps in flight vLLM does not know all tokens yet.
+        position = self._sampled[request_id] if self._depth > 1 else request.num_output_tokens
         self._sampled[request_id] = position + 1 + accepted
         tokens = self._outputs[request_id][position : position + 1 + accepted]
         return tokens + [_BEYOND] * (1 + accepted - len(tokens))

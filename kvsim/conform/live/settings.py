@@ -42,6 +42,7 @@ DEFAULTS: Options = {
     "tiers": None, "lazy": False, "load_delay": 2, "store_delay": 2, "drain": 5, "groups": None,
     "retention_interval": 0, "max_loras": None, "encoder_budget": None, "encoder_cache": None,
     "disable_chunked_mm_input": False,
+    "kv_load_failure_policy": "fail", "load_failures": None, "tier_load_failures": None, "tier_store_failures": None,
 }  # fmt: skip
 
 
@@ -186,11 +187,15 @@ def _transfer_config(options: Options, files: str) -> KVTransferConfig | None:
     cpu_bytes = options["cpu_blocks"] * TOKEN_BYTES * largest
     if options["connector"] is None:
         return None
+    if options["connector"] == "stub":
+        import stub_connector
+
+        return _connector(stub_connector.NAME, {}, options)
     if options["connector"] == "simple":
         extra = {"cpu_bytes_to_use": cpu_bytes, "lazy_offload": bool(options["lazy"])}
-        return _connector("SimpleCPUOffloadConnector", extra)
+        return _connector("SimpleCPUOffloadConnector", extra, options)
     if options["connector"] == "example":
-        return _connector("ExampleConnector", {"shared_storage_path": files})
+        return _connector("ExampleConnector", {"shared_storage_path": files}, options)
     extra = {
         "spec_name": "CPUOffloadingSpec",
         "cpu_bytes_to_use": cpu_bytes * options["chunk_factor"],
@@ -207,7 +212,7 @@ def _transfer_config(options: Options, files: str) -> KVTransferConfig | None:
     tiers = _tiers(options, files)
     if tiers:
         extra |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": tiers}
-    return _connector("OffloadingConnector", extra)
+    return _connector("OffloadingConnector", extra, options)
 
 
 def _tiers(options: Options, files: str) -> list[dict[str, Any]]:
@@ -215,6 +220,8 @@ def _tiers(options: Options, files: str) -> list[dict[str, Any]]:
         return []
     import tier  # not every release has tiers
 
+    tier.VirtualTier.load_failures = [list(entry) for entry in options["tier_load_failures"] or ()]
+    tier.VirtualTier.store_failures = list(options["tier_store_failures"] or ())
     if options["tiers"]:
         return tier.register([(entry["load_delay"], entry["store_delay"]) for entry in options["tiers"]])
     if options["tier"] == "virt":
@@ -222,8 +229,13 @@ def _tiers(options: Options, files: str) -> list[dict[str, Any]]:
     return [{"type": tier.file_system_type(), "root_dir": files, "n_read_threads": 1, "n_write_threads": 1}]
 
 
-def _connector(name: str, extra: dict[str, Any]) -> KVTransferConfig:
-    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra)
+def _connector(name: str, extra: dict[str, Any], options: Options) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_role="kv_both",
+        kv_connector_extra_config=extra,
+        kv_load_failure_policy=options["kv_load_failure_policy"],
+    )
 
 
 def _make(kind: Any, **options: Any) -> Any:

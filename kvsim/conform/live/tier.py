@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import queue
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from copies import CLOCK, Lanes
 from vllm.v1.kv_offload import base
@@ -38,13 +38,21 @@ def file_system_type() -> str:
 
 
 class VirtualTier(SecondaryTierManager):  # type: ignore[misc]
-    """Unbounded. A job submitted in step s is reported by the first poll from step s + delay on, in order."""
+    """Unbounded. A job submitted in step s is reported by the first poll from step s + delay on, in order.
+
+    Jobs may fail by their number, each direction of each tier being counted. Of a load [number, lost] the last keys do
+    not arrive; a release that cannot tell which loses all of them. A store leaves nothing.
+    """
+
+    load_failures: ClassVar[list[list[int]]] = []
+    store_failures: ClassVar[list[int]] = []
 
     def __init__(self, offloading_spec: Any, primary_kv_view: Any, tier_type: str, **_options: Any) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type)
         self._lanes = Lanes(*_DELAYS[tier_type])
         self._present: set[Any] = set()
         self._jobs: list[tuple[int, str, Any]] = []  # (ready step, kind, job)
+        self._done = {"load": 0, "store": 0}
 
     def lookup(self, key: Any, req_context: Any) -> Any:
         return _HIT if key in self._present else _MISS
@@ -58,10 +66,23 @@ class VirtualTier(SecondaryTierManager):  # type: ignore[misc]
     def get_finished_jobs(self) -> list[Any]:
         done = [job for job in self._jobs if job[0] <= CLOCK.step]
         self._jobs = [job for job in self._jobs if job[0] > CLOCK.step]
-        for _, kind, job in done:
-            if kind == "store":
-                self._present.update(job.keys)
-        return [JobResult(job_id=job.job_id, success=True) for _, _, job in done]
+        return [self._result(kind, job) for _, kind, job in done]
+
+    def _result(self, kind: str, job: Any) -> Any:
+        number = self._done[kind]
+        self._done[kind] += 1
+        lost = dict(self.load_failures).get(number)
+        if kind == "load" and lost is not None:
+            arrived = tuple(job.keys[: max(len(job.keys) - lost, 0)])
+            tells = "successful_keys" in inspect.signature(JobResult).parameters
+            return JobResult(
+                job_id=job.job_id, success=False, **({"successful_keys": arrived or None} if tells else {})
+            )
+        if kind == "store" and number in self.store_failures:
+            return JobResult(job_id=job.job_id, success=False)
+        if kind == "store":
+            self._present.update(job.keys)
+        return JobResult(job_id=job.job_id, success=True)
 
     get_finished = get_finished_jobs  # its name in 0.22
 

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 import torch
-from copies import Lanes, Log, OffloadingCopies, ReadyAt, SimpleCopies
+from copies import Failures, Lanes, Log, OffloadingCopies, ReadyAt, SimpleCopies
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
@@ -24,13 +24,17 @@ class Worker:
             self._files = Files(self._connector, options["num_gpu_blocks"], options["block_size"], log)
             return
         lanes = Lanes(options["load_delay"], options["store_delay"])
+        self._failures = Failures(options["load_failures"] or ())
+        self._log = log
+        if options["connector"] == "stub":
+            return
         if options["connector"] == "offloading":
-            self._connector.connector_worker.worker = OffloadingCopies(lanes, _transfer_result, log)
+            self._connector.connector_worker.worker = OffloadingCopies(lanes, _transfer_result, log, self._failures)
             return
         handler = self._connector.worker_handler
         if handler is not None:  # there is none without prefix caching
             torch.cuda.current_stream = lambda *_args, **_kwargs: None  # stores wait for it
-            handler._backend = SimpleCopies(lanes, log)
+            handler._backend = SimpleCopies(lanes, log, self._failures)
             if hasattr(handler, "_store_compute_done"):
                 handler._store_compute_done = ReadyAt(0)
 
@@ -44,6 +48,9 @@ class Worker:
         connector, meta = self._connector, output.kv_connector_metadata
         connector.handle_preemptions(meta)
         connector.bind_connector_metadata(meta)
+        for blocks in getattr(meta, "loads", ()):  # the stub's
+            self._log.append(["load", self._failures.num_loads, [], blocks])
+            self._failures.on_load(blocks, lambda: True)
         if self._files is not None:
             self._files.forward(meta)
         else:
@@ -59,6 +66,7 @@ class Worker:
         # vLLM passes sets on; sorted, the order does not depend on the hash seed.
         report.finished_sending = sorted(sent or ()) or None
         report.finished_recving = sorted(received or ()) or None
+        report.invalid_block_ids = self._failures.take()
         report.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
         return report

@@ -61,6 +61,9 @@ class ArcPolicy(EvictionPolicy):
                 ghost.popitem(last=False)
         return list(chosen)
 
+    def remove(self, key: int) -> None:
+        del (self.t1 if key in self.t1 else self.t2)[key]
+
     def on_store_miss(self, keys: list[int]) -> None:
         for key in reversed(keys):
             self._adapt(key)

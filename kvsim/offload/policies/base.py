@@ -28,6 +28,10 @@ class EvictionPolicy(ABC):
     def evict(self, count: int, protected: Collection[int]) -> list[int] | None:
         """Choose and forget exactly ``count`` evictable keys, first victim first; None (and no change) if too few."""
 
+    @abstractmethod
+    def remove(self, key: int) -> None:
+        """Forget a key whose content never arrived; its slot still exists."""
+
     def touch(self, keys: list[int]) -> None:
         """A lookup or a store has used these keys, present or not (release 0.23.0 only)."""
 

@@ -52,8 +52,16 @@ class LruPolicy(EvictionPolicy):
         else:
             return None
         for key in chosen:
-            self._leave(key)
+            self.remove(key)
         return chosen
+
+    def remove(self, key: int) -> None:
+        rank = self.slots[key].rank
+        group = self._groups[rank]
+        del group[key]
+        if not group:
+            del self._groups[rank]
+            self._unsorted.discard(rank)
 
     def on_access(self, context: RequestContext, positions: Sequence[int]) -> None:
         self._raise(context, positions, self._request_rank(context), context.live_order)
@@ -107,14 +115,6 @@ class LruPolicy(EvictionPolicy):
         if group and group[next(reversed(group))] > first:
             self._unsorted.add(rank)
 
-    def _leave(self, key: int) -> None:
-        rank = self.slots[key].rank
-        group = self._groups[rank]
-        del group[key]
-        if not group:
-            del self._groups[rank]
-            self._unsorted.discard(rank)
-
 
 class LruPolicy023(EvictionPolicy):
     """One list, touched key by key (0.23.0): after every lookup and store, the head of the prefix last."""
@@ -136,8 +136,11 @@ class LruPolicy023(EvictionPolicy):
         else:
             return None
         for key in chosen:
-            del self._order[key]
+            self.remove(key)
         return chosen
+
+    def remove(self, key: int) -> None:
+        del self._order[key]
 
     def touch(self, keys: list[int]) -> None:
         order = self._order

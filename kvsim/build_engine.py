@@ -1,0 +1,303 @@
+"""From a plan to an engine, with everything that lives and dies with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from kvsim.async_engine import AsyncEngine
+from kvsim.books import Books, Offload
+from kvsim.build_faults import Faults
+from kvsim.build_tiers import BuiltTier
+from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
+from kvsim.cache.kv_cache_manager import KVCacheManager
+from kvsim.clock import Clock
+from kvsim.compute import ComputeStream
+from kvsim.config import (
+    CustomConnector,
+    ExampleConnectorConfig,
+    LMCacheConnectorConfig,
+    LMCacheMPConnectorConfig,
+    OffloadingConnectorConfig,
+    SimpleCPUConnectorConfig,
+)
+from kvsim.connectors.base import ConnectorWorker, KVConnector
+from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
+from kvsim.connectors.link_copier import LinkCopier
+from kvsim.connectors.site import HeldToProtocol, Site, Traffic
+from kvsim.copy_time import copy_time
+from kvsim.data_parallel import RankBooks
+from kvsim.engine import Engine
+from kvsim.gates.base import Gate
+from kvsim.hardware import DuplexLink, LinkDirection
+from kvsim.host_memory import HostMemory
+from kvsim.kv_events import GPU, KVEventLog, KVEventWriter
+from kvsim.load_failures import LoadFailurePolicy
+from kvsim.lockstep import Lockstep
+from kvsim.offload.ledger import Ledger
+from kvsim.offload.manager import PolicyFactory
+from kvsim.offload.tiering import TieringManager
+from kvsim.registry import CONNECTORS, POLICIES
+from kvsim.resolve import Plan
+from kvsim.scheduler import Scheduler
+from kvsim.synchronous import LMCacheMP, Synchronous
+from kvsim.witness import Witness, WitnessedWorker
+
+
+class EngineBuilder:
+    """Builds the engine of a rank; again, after it has died.
+
+    Args:
+        host_memory: which all copies share.
+        tiers: storage behind CPU memory, which outlives engines, with its counters.
+        faults: puts faulty parts before the sound ones.
+        kv_events: gets a line per batch of KV events.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        plan: Plan,
+        host_memory: HostMemory,
+        tiers: Sequence[BuiltTier],
+        faults: Faults,
+        kv_events: TextIO | None,
+    ) -> None:
+        self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
+        self._host_memory = host_memory
+        self._compute = ComputeStream(clock)  # of the engine that is being built
+        self._copier: LinkCopier | None = None  # of the engine built last
+        self._kv_events_file = kv_events
+        remembers = plan.release.background_lookups
+        self._faulty_tiers = faults.tiers(tiers, [tier.totals.name for tier in tiers], remembers=remembers)
+        self._links: list[DuplexLink] = []  # of the engine built last
+        self._link_of_dead: DuplexLink | None = None  # it outlives its engine, as the tiers do
+        self._synchronous = Synchronous(plan, clock)
+        self._lmcache_mp = LMCacheMP(plan, clock)
+        self._witness: Witness | None = None
+        self._tiering: TieringManager | None = None
+
+    def build(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
+        """An engine, with everything that lives and dies with it."""
+        plan, config = self._plan, self._plan.config
+        kv = self._kv_cache_manager()
+        self._links.clear()
+        self._compute = ComputeStream(self._clock)
+        site = self._site(kv)
+        connector = self._connector(kv, site)
+        gates, compiler = plan.gates.build(self._clock, plan.release)
+        launches = LaunchQueue() if config.engine.async_scheduling else None
+        scheduler = self._scheduler(kv, connector, gates)
+        worker, link = self._worker(connector, site, launches, kv)
+        offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
+        books.attach(scheduler, offload, self._kv_events(kv, connector, books.rank))
+        engine = self._make_engine(scheduler, worker, books, launches, lockstep)
+        witness = self._witness
+        if witness is not None:
+            engine.observe(witness)
+
+        def moved() -> None:
+            if witness is not None:
+                witness.settle()
+            engine.notify()
+
+        for each in self._links:
+            each.on_finish = moved
+        if isinstance(link, DuplexLink):
+            link.on_slowdown = self._compute.disturber()
+        self._lmcache_mp.alarm.on_ring = engine.notify
+        if compiler is not None:
+            compiler.on_ready = engine.notify
+        site.wakes(engine.notify)
+        return engine
+
+    def lose(self) -> None:
+        """The engine built last has died: what its links carry is lost, and the next one gets them."""
+        if self._copier is not None:
+            self._copier.close()
+        for link in self._links:
+            link.reset()
+        self._link_of_dead = self._links[0] if self._links else None
+
+    @property
+    def tiers_are_idle(self) -> bool:
+        """No tier moves anything that somebody waits for."""
+        return all(tier.is_idle() for tier in self._faulty_tiers)
+
+    def _kv_cache_manager(self) -> AnyKVCacheManager:
+        plan, caching = self._plan, self._plan.config.engine.enable_prefix_caching
+        pool, longest = plan.release.block_pool(plan.sizes.num_gpu_blocks), plan.limits.max_model_len
+        if not plan.sizes.groups.specs:
+            drafts = plan.speculation
+            return KVCacheManager(
+                pool,
+                block_size=plan.sizes.block_tokens,
+                max_model_len=longest,
+                enable_caching=caching,
+                num_lookahead_tokens=drafts.num_lookahead_tokens if drafts else 0,
+                drops_last_hit=drafts is not None and drafts.drops_last_hit,
+                hash_lookahead_tokens=drafts.hash_lookahead_tokens if drafts else 0,
+            )
+        return HybridKVCacheManager(
+            pool,
+            plan.sizes.groups.specs,
+            max_model_len=longest,
+            max_in_flight_tokens=plan.limits.max_num_batched_tokens,
+            enable_caching=caching,
+            retention_tokens=plan.config.engine.prefix_cache_retention_interval,
+        )
+
+    def _scheduler(self, kv: AnyKVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
+        plan, release = self._plan, self._plan.release
+        is_async, drafts = plan.config.engine.async_scheduling, plan.speculation
+        policy: LoadFailurePolicy = getattr(plan.config.connector, "kv_load_failure_policy", "fail")
+        if drafts is not None:
+            speculative = release.async_speculative_scheduler if is_async else release.speculative_scheduler
+            assert speculative is not None, "the config refuses drafts of other releases"
+            return speculative(plan.limits, kv, connector, gates, speculation=drafts, kv_load_failure_policy=policy)
+        kind: type[Scheduler] | None = release.async_scheduler if is_async else release.scheduler
+        assert kind is not None, "the config refuses asynchronous scheduling of other releases"
+        return kind(plan.limits, kv, connector, gates, kv_load_failure_policy=policy)
+
+    def _make_engine(
+        self,
+        scheduler: Scheduler,
+        worker: ConnectorWorker | None,
+        books: Books,
+        launches: LaunchQueue | None,
+        lockstep: Lockstep | None,
+    ) -> Engine:
+        plan, checks = self._plan, self._plan.config.debug
+        if launches is None:
+            return Engine(
+                self._clock,
+                scheduler,
+                plan.step_time,
+                worker,
+                lockstep=lockstep,
+                observer=books,
+                encoder_token_ns=plan.gates.encoder_token_ns,
+                check_every_step=checks,
+                compute=self._compute,
+            )
+        return AsyncEngine(
+            self._clock,
+            scheduler,
+            plan.step_time,
+            worker,
+            launches=launches,
+            observer=books,
+            encoder_token_ns=plan.gates.encoder_token_ns,
+            check_every_step=checks,
+        )
+
+    def _site(self, kv: AnyKVCacheManager) -> Site:
+        """What a connector of the user's own gets to see."""
+        plan, config = self._plan, self._plan.config
+        return Site(
+            clock=self._clock,
+            block_size=plan.sizes.block_tokens,
+            block_bytes=plan.sizes.gpu_block_bytes,
+            num_gpu_blocks=plan.sizes.num_gpu_blocks,
+            tensor_parallel_size=plan.sizes.ranks,
+            enable_caching=config.engine.enable_prefix_caching,
+            seed=config.seed,
+            pool=kv.pool,
+            gpu_copy_time=copy_time(plan),
+            memory=self._host_memory,
+            compute=self._compute,
+            instant=config.transfer.kind == "instant",
+        )
+
+    def _kv_events(self, kv: AnyKVCacheManager, connector: KVConnector | None, rank: int) -> KVEventWriter | None:
+        if self._kv_events_file is None:
+            return None
+        kv.pool.kv_events = log = KVEventLog(GPU, num_groups=kv.num_groups)
+        if connector is None:
+            return KVEventWriter(self._kv_events_file, [log.take], rank)
+        connector.enable_kv_events()
+        return KVEventWriter(self._kv_events_file, [log.take, connector.take_events], rank)
+
+    def _policy(self, config: OffloadingConnectorConfig) -> PolicyFactory:
+        policies, name = self._plan.release.policies, config.eviction_policy
+        if name in policies:
+            return policies[name]
+        return POLICIES.factory(name, config.eviction_policy_options, self._plan.config.python_path)
+
+    def _connector(self, kv: AnyKVCacheManager, site: Site) -> KVConnector | None:
+        plan, config, release = self._plan, self._plan.config.connector, self._plan.release
+        if isinstance(config, CustomConnector):
+            connector: KVConnector = CONNECTORS.make(config.kind, [site], config.options, plan.config.python_path)
+            setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
+            return connector
+        if isinstance(config, OffloadingConnectorConfig):
+            primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
+            tiers = self._faulty_tiers
+            ledger: Ledger = primary
+            if tiers:
+                ledger = self._tiering = release.tiering_manager(primary, tiers)
+            ledger = self._faults.ledger(ledger, primary)
+            if isinstance(kv, HybridKVCacheManager):
+                return release.grouped_offloading_connector(
+                    ledger,
+                    kv,
+                    block_size_factor=config.block_size_factor,
+                    offload_prompt_only=config.offload_prompt_only,
+                    enable_caching=plan.config.engine.enable_prefix_caching,
+                )
+            return release.offloading_connector(
+                ledger,
+                block_size=plan.sizes.block_tokens,
+                block_size_factor=config.block_size_factor,
+                offload_prompt_only=config.offload_prompt_only,
+                enable_caching=plan.config.engine.enable_prefix_caching,
+            )
+        if isinstance(config, SimpleCPUConnectorConfig):
+            return release.simple_cpu_connector(
+                kv.pool,
+                release.block_pool(plan.sizes.num_cpu_chunks),
+                block_size=plan.sizes.block_tokens,
+                lazy=config.lazy_offload,
+                blocks_per_step=2 * -(-plan.limits.max_num_batched_tokens // plan.sizes.block_tokens),
+                enable_caching=plan.config.engine.enable_prefix_caching,
+            )
+        if isinstance(config, ExampleConnectorConfig | LMCacheConnectorConfig):
+            return self._synchronous.connector()
+        if isinstance(config, LMCacheMPConnectorConfig):
+            return self._lmcache_mp.connector()
+        return None
+
+    def _worker(
+        self, connector: KVConnector | None, site: Site, launches: LaunchQueue | None, kv: AnyKVCacheManager
+    ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
+        plan, self._witness = self._plan, None
+        if connector is None:
+            return None, None
+        if isinstance(plan.config.connector, CustomConnector):
+            return connector.make_worker(), Traffic(site.links)
+        link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
+        self._links.append(link)
+        if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):
+            self._links += self._synchronous.storage
+            return self._synchronous.worker(link), link
+        if isinstance(plan.config.connector, LMCacheMPConnectorConfig):
+            self._links += self._lmcache_mp.storage
+            return self._lmcache_mp.worker(link), link
+        bytes_per_block: dict[LinkDirection, int] = {
+            "h2d": plan.sizes.gpu_block_bytes,
+            "d2h": plan.sizes.block_bytes * plan.sizes.cpu_copies,
+        }
+        is_simple = isinstance(plan.config.connector, SimpleCPUConnectorConfig)
+        behind = launches is None and plan.release.loads_behind_forward and plan.config.transfer.kind != "instant"
+        wait = self._compute if behind and not is_simple else None
+        self._copier = LinkCopier(link, copy_time(plan), bytes_per_block, wait)
+        copier = self._faults.copier(self._copier)
+        if launches is not None:
+            copier = FencedCopier(copier, self._clock, launches, STORES_WAIT if is_simple else COPIES_WAIT)
+        elif plan.config.debug and isinstance(kv, KVCacheManager) and not plan.speculation:  # drafts are overwritten
+            copier = self._witness = Witness(copier, plan.sizes.block_tokens, kv.tables)
+            if self._tiering is not None:
+                self._tiering.on_promoted = self._witness.on_promoted
+        worker: ConnectorWorker
+        worker = plan.release.simple_cpu_worker(copier) if is_simple else plan.release.offloading_worker(copier)
+        return (worker if self._witness is None else WitnessedWorker(worker, self._witness)), link

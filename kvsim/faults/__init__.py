@@ -1,0 +1,1 @@
+"""Faults that a config asks for: copies that fail or stall, tiers and clients that go away."""

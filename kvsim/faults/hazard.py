@@ -1,0 +1,49 @@
+"""When something goes wrong: by chance, in windows of time, or by number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvsim.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """How often a kind of fault happens.
+
+    ``rate`` per block, key or job, whatever is at stake; ``windows`` (start, end) in ns in which it holds, none =
+    always; ``numbers`` = jobs, counted from 0, that it happens to in any case.
+    """
+
+    rate: float = 0.0
+    windows: Sequence[tuple[int, int]] = ()
+    numbers: frozenset[int] = field(default_factory=frozenset)
+
+
+class Hazard:
+    """A chance with its own stream of random numbers: faults of one kind do not shift those of another.
+
+    Args:
+        seed: the config's.
+        name: of the kind; the same seed and name give the same stream.
+    """
+
+    def __init__(self, clock: Clock, chance: Chance, seed: int, name: str) -> None:
+        self._clock, self._chance = clock, chance
+        self._random = random.Random(f"{seed} {name}")
+
+    def strikes(self) -> bool:
+        """Whether it happens to the next thing at stake."""
+        chance = self._chance
+        if not chance.rate:
+            return False
+        now = self._clock.now
+        if chance.windows and not any(start <= now < end for start, end in chance.windows):
+            return False
+        return self._random.random() < chance.rate
+
+    def names(self, number: int) -> bool:
+        """Whether it happens to this job in any case."""
+        return number in self._chance.numbers

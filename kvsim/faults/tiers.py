@@ -1,0 +1,188 @@
+"""A secondary tier that goes away, fails, stalls, and outlives its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvsim.clock import Clock
+from kvsim.faults.hazard import Hazard
+from kvsim.offload.tiering import Answer, SecondaryTier, TierJob
+from kvsim.results.records import FaultTotals
+
+Way = Literal["load", "store"]
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    direction: Way
+    keys: Sequence[int]
+    lost: frozenset[int]
+    is_over: bool = False  # reported already, or nobody is left to hear of it
+
+
+class FaultyTier:
+    """Stands before any secondary tier that reports whole jobs. Everything else the tier says is its own.
+
+    While it is away, lookups miss, loads fail, stores are lost, and so are jobs that were in flight when it went. It
+    comes back with what it held, or empty. A chunk that was lost while it was written is a miss until it is written
+    again: tiers publish what is complete.
+
+    Args:
+        losses: per direction, of keys (by number: of whole jobs).
+        stalls: per direction, of jobs; they are over (failed) after ``deadline_ns``, 0 = never.
+        remembers_failures: after a failed load the key is a miss for all who have asked, as long as they live
+            (vLLM 0.33.0 v1/kv_offload/tiering/fs/manager.py, mark_miss); otherwise they try again.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        tier: SecondaryTier,
+        *,
+        losses: dict[Way, Hazard],
+        stalls: dict[Way, Hazard],
+        deadline_ns: int,
+        remembers_failures: bool,
+        totals: FaultTotals,
+        wake: Callable[[], None],
+    ) -> None:
+        self._clock, self._tier, self._losses, self._stalls = clock, tier, losses, stalls
+        self._deadline_ns, self._remembers, self._totals, self._wake = deadline_ns, remembers_failures, totals, wake
+        self._is_away = False
+        self._epoch = 0
+        self._num_jobs: dict[Way, int] = {"load": 0, "store": 0}
+        self._open: list[_Job] = []  # handed to the tier
+        self._stuck: list[_Job] = []  # stalled: the tier has not seen them
+        self._failed: list[TierJob] = []  # to be reported
+        self._stored: set[int] = set()  # all that was ever written, and is not lost
+        self._lost: set[int] = set()  # in the tier as far as it knows, but not to be had
+        self._missed: dict[int, set[str]] = {}  # key whose load has failed -> living requests that have asked for it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tier, name)
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every change that `lookup` could notice."""
+        return self._epoch + int(getattr(self._tier, "epoch", 0))
+
+    def lookup(self, key: int, request_id: str) -> Answer:
+        """The tier's answer, if there is a tier and the chunk was not lost."""
+        if self._is_away:
+            return Answer.MISS
+        answer = self._tier.lookup(key, request_id)
+        if key in self._missed:
+            self._missed[key].add(request_id)
+            return Answer.MISS
+        return Answer.MISS if answer is Answer.HIT and key in self._lost else answer
+
+    def on_schedule_end(self) -> None:
+        """Passed on."""
+        self._tier.on_schedule_end()
+
+    def on_request_finished(self, request_id: str) -> None:
+        """Passed on; what only this request has missed may be asked for again."""
+        self._tier.on_request_finished(request_id)
+        for key in [key for key, asked in self._missed.items() if request_id in asked]:
+            self._missed[key].discard(request_id)
+            if not self._missed[key]:
+                del self._missed[key]
+                self._epoch += 1
+
+    def submit(self, direction: Way, keys: Sequence[int]) -> None:
+        """Start moving chunks, and throw the dice."""
+        number = self._num_jobs[direction]
+        self._num_jobs[direction] += 1
+        everything = self._losses[direction].names(number)
+        lost = frozenset(key for key in keys if everything or self._losses[direction].strikes())
+        job = _Job(direction, keys, lost)
+        if self._is_away:
+            self._fail(job)
+        elif self._stalls[direction].names(number) or self._stalls[direction].strikes():
+            self._totals.stalled_jobs += 1
+            self._stuck.append(job)
+            if self._deadline_ns:
+                self._clock.alarm(self._deadline_ns, lambda: self._expire(job))
+        else:
+            self._open.append(job)
+            self._tier.submit(direction, keys)
+
+    def _expire(self, job: _Job) -> None:
+        if job in self._stuck:
+            self._totals.expired_jobs += 1
+            self._stuck.remove(job)
+            self._fail(job)
+
+    def _fail(self, job: _Job) -> None:
+        job.is_over = True
+        self._failed.append(self._failure(job.direction, job.keys))
+        self._wake()
+
+    def _failure(self, direction: Way, keys: Sequence[int]) -> TierJob:
+        self._epoch += 1
+        if direction == "store":
+            self._lost.update(key for key in keys if key not in self._stored)
+            self._totals.failed_cascade_chunks += len(keys)
+            return ("failed store", keys)
+        if self._remembers:
+            for key in keys:
+                self._missed.setdefault(key, set())
+        self._totals.failed_promotion_chunks += len(keys)
+        return ("failed load", keys)
+
+    def poll(self) -> list[TierJob]:
+        """What has come of jobs since the last poll."""
+        outcomes, self._failed = self._failed, []
+        for outcome, keys in self._tier.poll():
+            job = next((j for j in self._open if outcome == j.direction and list(j.keys) == list(keys)), None)
+            if job is None:
+                outcomes.append((outcome, keys))
+                continue
+            self._open.remove(job)
+            if job.is_over:
+                continue
+            arrived = [key for key in keys if key not in job.lost]
+            if job.direction == "store":
+                self._stored.update(arrived)
+                self._lost.difference_update(arrived)
+            if arrived or not job.lost:
+                outcomes.append((job.direction, arrived))
+            if job.lost:
+                outcomes.append(self._failure(job.direction, [key for key in keys if key in job.lost]))
+        return outcomes
+
+    def is_idle(self) -> bool:
+        """Nothing in flight or unreported, as far as anybody waits for it."""
+        return not self._failed and not self._stuck and all(job.is_over for job in self._open)
+
+    @property
+    def num_stalled(self) -> int:
+        """Jobs that make no progress."""
+        return len(self._stuck)
+
+    # -- what happens to it
+    def go_away(self, *, lose_contents: bool) -> None:
+        """The tier cannot be reached from now on."""
+        self._is_away = True
+        for job in (*self._open, *self._stuck):
+            if not job.is_over:
+                self._fail(job)
+        self._stuck = []
+        if lose_contents:
+            self._lost |= self._stored
+            self._stored = set()
+        self._epoch += 1
+
+    def come_back(self) -> None:
+        """It can be reached again."""
+        self._is_away = False
+        self._epoch += 1
+
+    def lose_engine(self) -> None:
+        """The engine that has asked is gone: nobody hears what becomes of its jobs."""
+        for job in self._open:
+            job.is_over = True
+        self._failed, self._stuck, self._missed = [], [], {}
+        self._epoch += 1
