@@ -1,4 +1,4 @@
-# make demo | test | check | lint | bench | mutants | conform-live | clean. Each creates .venv and installs what it needs, once.
+# make demo | test | check | lint | bench | mutants | faults | conform-live | clean. Each creates .venv and installs what it needs, once.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,7 +13,7 @@ VLLM := .vllm
 LIVE_PACKAGES := torch==2.13.0 "transformers>=5.16.1,<5.21" blake3 cachetools cbor2 cloudpickle einops filelock \
 	msgspec numpy pillow prometheus_client psutil pydantic pyyaml pyzmq regex requests tqdm
 
-.PHONY: demo test check lint bench mutants conform-live clean
+.PHONY: demo test check lint bench mutants faults conform-live clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -45,6 +45,10 @@ check: lint test
 # Break one rule at a time: does a recording of the real vLLM notice? About 2 minutes on 2 cores.
 mutants: $(VENV)/.test
 	$(BIN)/python tests/mutation/run.py
+
+# 200 random fault scripts over small worlds, every invariant at every step. Under a minute on 2 cores.
+faults: $(VENV)/.test
+	$(BIN)/python tests/faults/campaign.py
 
 bench: $(VENV)/.run
 	$(BIN)/python tests/benchmarks/bench_reference.py --json bench.json

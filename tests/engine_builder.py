@@ -11,6 +11,7 @@ from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.gates.base import Gate
 from kvsim.limits import SchedulerLimits
+from kvsim.load_failures import LoadFailurePolicy
 from kvsim.offload.context import SEEN, RequestContext
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.slot import Slot, Slots
@@ -176,12 +177,14 @@ def make_scheduler(
     max_num_seqs: int = 8,
     max_model_len: int = 1000,
     enable_caching: bool = True,
+    kv_load_failure_policy: LoadFailurePolicy = "fail",
     **limits: Any,
 ) -> Scheduler:
     """A scheduler over ``num_blocks`` blocks of 4 tokens (block 0 is the null block)."""
     pool = (BlockPool023 if issubclass(release, Scheduler023) else BlockPool)(num_blocks)
     kv = KVCacheManager(pool, block_size=BLOCK, max_model_len=max_model_len, enable_caching=enable_caching)
-    return release(SchedulerLimits(max_num_batched_tokens, max_num_seqs, max_model_len, **limits), kv, connector, gates)
+    bounds = SchedulerLimits(max_num_batched_tokens, max_num_seqs, max_model_len, **limits)
+    return release(bounds, kv, connector, gates, kv_load_failure_policy=kv_load_failure_policy)
 
 
 def step(

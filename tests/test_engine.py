@@ -11,7 +11,8 @@ from engine_builder import ScriptedConnector, make_request, make_scheduler
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
-from kvsim.engine import Engine, EngineObserver, NoProgressError, batch_of
+from kvsim.engine import Engine, NoProgressError, batch_of
+from kvsim.observer import EngineObserver
 from kvsim.request import Request
 
 

@@ -10,8 +10,9 @@ from engine_builder import ScriptedConnector, make_request, make_scheduler
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import WorkerOutput
-from kvsim.engine import Engine, EngineObserver
+from kvsim.engine import Engine
 from kvsim.hardware import CopyCost, DuplexLink, Transfer
+from kvsim.observer import EngineObserver
 
 SOLO = 1_000_000
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsim.build import Simulation
 from kvsim.chain import ROOT, PrefixTree
-from kvsim.config import RunConfig
+from kvsim.config import OffloadingConnectorConfig, RunConfig, tier_names
 from kvsim.resolve import Plan, resolve
 from kvsim.results.findings import warnings
 from kvsim.results.records import RunRecord, as_row
@@ -153,3 +153,59 @@ def random_config(rng: random.Random) -> RunConfig:
         transfer={"kind": rng.choice(["profile", "profile", "instant"])},
         step_time={"kind": "fixed", "per_step": rng.choice(["10us", "1ms"]), "per_token": "1us"},
     )
+
+
+def random_faults(rng: random.Random, settings: RunConfig) -> RunConfig:
+    """The same config with a few kinds of faults in it."""
+    faults: dict[str, Any] = {"restart_time": rng.choice(["0", "5ms", "300ms"])}
+    if settings.connector.kind != "none":
+        faults["cpu"] = _medium_faults(rng, ["0", "1ms", "20ms", "400ms"])
+        faults["failed_copies"] = rng.choice(["reported", "reported", "reported", "fatal"])
+    if isinstance(settings.connector, OffloadingConnectorConfig):
+        names = tier_names(settings.connector.tiers)
+        faults["tiers"] = [{"tier": name, **_medium_faults(rng, ["5ms", "50ms"])} for name in names]
+        faults["outages"] = [
+            {**_span(rng), "tier": name, "contents": rng.choice(["kept", "lost"])}
+            for name in ["cpu", "cpu", *names]
+            if rng.random() < 0.35
+        ]
+    if rng.random() < 0.35:
+        faults["restarts"] = [f"{rng.randint(0, 400)}ms" for _ in range(rng.randint(1, 3))]
+    if rng.random() < 0.5:
+        script = [{"request": n, "after": f"{rng.randint(0, 50)}ms"} for n in rng.sample(range(15), rng.randint(0, 3))]
+        faults["aborts"] = {"rate": rng.choice([0.0, 0.2, 0.5]), "within": "80ms", "script": script}
+    if rng.random() < 0.2:
+        faults["client_timeout"] = rng.choice(["20ms", "200ms"])
+    data = settings.model_dump(mode="json") | {"faults": faults, "seed": rng.randrange(1000)}
+    if settings.connector.kind != "none":
+        data["connector"]["kv_load_failure_policy"] = rng.choice(["fail", "recompute", "recompute"])
+    return RunConfig.model_validate(data)
+
+
+def _medium_faults(rng: random.Random, deadlines: list[str]) -> dict[str, Any]:
+    faults = {"load_failures": _losses(rng), "store_failures": _losses(rng)}
+    if rng.random() < 0.5:
+        faults["stalls"] = {
+            "deadline": rng.choice(deadlines),
+            "load_rate": rng.choice([0.0, 0.1]),
+            "store_rate": rng.choice([0.0, 0.1]),
+            "loads": rng.sample(range(8), rng.randint(0, 2)),
+            "stores": rng.sample(range(8), 1),
+        }
+    return faults
+
+
+def _losses(rng: random.Random) -> dict[str, Any]:
+    if rng.random() < 0.4:
+        return {}
+    chosen: dict[str, Any] = {"rate": rng.choice([0.0, 0.01, 0.1, 0.5])}
+    if rng.random() < 0.3:
+        chosen["windows"] = [_span(rng)]
+    if rng.random() < 0.4:
+        chosen["jobs"] = rng.sample(range(12), rng.randint(1, 4))
+    return chosen
+
+
+def _span(rng: random.Random) -> dict[str, str]:
+    start = rng.randint(0, 200)
+    return {"start": f"{start}ms", "end": f"{start + rng.randint(1, 300)}ms"}

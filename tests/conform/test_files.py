@@ -79,7 +79,7 @@ def test_all_golden_files_pass() -> None:
         (small(engine={"reserve_full_isl": 2}), "x: engine.reserve_full_isl: expected true or false, found 2"),
         (small(engine=[]), "x: engine: expected a mapping of keys, found a list"),
         (small(connector={"connector": "lmcache"}),
-         "x: connector.connector: expected one of offloading, simple, example, found 'lmcache'"),
+         "x: connector.connector: expected one of offloading, simple, example, stub, found 'lmcache'"),
         (small(connector={"cpu_policy": "fifo"}), "x: connector.cpu_policy: expected one of lru, arc, found 'fifo'"),
         (small(connector={"load_delay": -1}), "x: connector.load_delay: expected at least 0, found -1"),
         (small(connector={"tiers": [{"load_delay": 1}]}), "x: connector.tiers.0.store_delay is missing"),

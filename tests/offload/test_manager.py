@@ -31,6 +31,9 @@ class Fifo(EvictionPolicy):
         candidates = [key for key in self.slots if self.is_evictable(key, protected)]
         return candidates[:count] if len(candidates) >= count else None
 
+    def remove(self, key: int) -> None:
+        self.calls.append(("remove", chr(key)))
+
     def touch(self, keys: list[int]) -> None:
         self.calls.append(("touch", word(keys)))
 
@@ -121,6 +124,19 @@ def test_fresh_slots_before_freed_ones(release: type[OffloadingManager]) -> None
     assert books.offer(make_context("2", "xyz")) == StorePlan([0, 1, 2], [3, 1, 0])
     assert books.log == [(2, "ab")]
     assert books.resident() == "cxyz"
+
+
+@BOTH
+def test_the_slots_of_a_failed_store_are_free_again(release: type[OffloadingManager]) -> None:
+    """The keys are absent, the policy forgets them in order, and the slot freed last is handed out first."""
+    books = Books(3, release)
+    context = make_context("1", "abc")
+    books.offer(context)
+    books.policy.said()
+    books.manager.complete_store(context.keys[:2], context, success=False)
+    assert (books.resident(), books.policy.said()) == ("c", [("remove", "a"), ("remove", "b")])
+    assert books.offer(context) == StorePlan([0, 1], [1, 0])
+    books.manager.check(at_end=False)
 
 
 @BOTH

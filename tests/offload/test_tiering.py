@@ -44,8 +44,8 @@ class Shelf:
     def is_idle(self) -> bool:
         return not self.jobs
 
-    def finish(self, direction: Literal["load", "store"], letters: str) -> None:
-        self.done.append((direction, list(map(ord, letters))))
+    def finish(self, outcome: Literal["load", "store", "failed load", "failed store"], letters: str) -> None:
+        self.done.append((outcome, list(map(ord, letters))))
 
     def heard(self) -> list[str]:
         said, self.said = self.said, []
@@ -170,3 +170,43 @@ def test_0_23_polls_once_until_the_end_of_the_decisions() -> None:
     assert ledger.lookup_prefix(context, 0, 1).pending, "the next step's look-ups don't poll"
     ledger.on_schedule_end()
     assert not ledger.lookup_prefix(context, 0, 1).pending
+
+
+def test_a_promotion_that_fails_frees_its_slots() -> None:
+    """Of "abc" only "a" has arrived: it can be loaded, the others are misses until the tier is asked again."""
+    tier = Shelf("abc")
+    ledger, context = manager(3, tier), make_context("r", "abc")
+    ledger.lookup_prefix(context, 0, 3)
+    ledger.on_schedule_end()
+    tier.holds = {ord("a")}
+    tier.finish("load", "a")
+    tier.finish("failed load", "bc")
+    tier.jobs += 1  # one job, reported in two parts
+    assert ledger.lookup_prefix(context, 0, 3) == PrefixHit(1, pending=False)
+    assert ledger.num_chunks == 1
+    ledger.on_schedule_end()
+    ledger.check(at_end=True)
+
+
+def test_a_cascade_that_fails_only_unpins_the_primary() -> None:
+    """What the tier has lost stays in the primary, evictable, and nobody writes it again."""
+    tier = Shelf()
+    ledger, context = manager(2, tier), make_context("r", "ab")
+    ledger.prepare_store(context, 0, 2)
+    ledger.complete_store(context.keys, context)
+    ledger.on_schedule_end()
+    tier.finish("failed store", "ab")
+    assert ledger.lookup_prefix(context, 0, 2) == PrefixHit(2, pending=False)
+    ledger.check(at_end=True)
+    assert tier.heard() == ["store ab", "end of step"]
+
+
+def test_a_store_that_fails_is_not_cascaded() -> None:
+    """The tiers hear nothing of it but the request's end."""
+    tier = Shelf()
+    ledger, context = manager(2, tier), make_context("r", "ab")
+    ledger.prepare_store(context, 0, 2)
+    ledger.on_request_finished(context)
+    ledger.complete_store(context.keys, context, success=False)
+    assert (tier.heard(), ledger.num_chunks) == (["r is over"], 0)
+    ledger.check(at_end=True)

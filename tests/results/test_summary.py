@@ -24,12 +24,13 @@ def summary() -> dict[str, Any]:
 
 
 def test_counts(summary: dict[str, Any]) -> None:
-    """Arrived requests are the sum of finished, rejected, failed and stuck ones; each reason is counted."""
+    """Arrived requests are the sum of finished, rejected, failed, aborted and stuck ones; each reason is counted."""
     assert summary["requests"] == {
         "arrived": 7,
         "finished": 3,
         "rejected": 2,
         "failed": 1,
+        "aborted": 0,
         "stuck": 1,
         "admitted": 4,
         "reasons": {
