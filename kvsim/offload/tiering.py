@@ -163,8 +163,7 @@ class TieringManager(Ledger):
         self.primary.complete_load(keys)
 
     def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
-        self._poll()
-        return self._count(context, self.primary.prepare_store(context, first, last))
+        return self.prepare_store_of(context, range(first, last))
 
     def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
         self._poll()
