@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from kvsim.async_scheduler import AsyncScheduler
 from kvsim.async_spec_scheduler import AsyncSpeculativeScheduler
 from kvsim.cache.block_pool import BlockPool, BlockPool023
-from kvsim.connectors.offloading import OffloadingConnector, OffloadingConnector023
+from kvsim.connectors.offloading import OffloadingConnector
+from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.connectors.offloading_groups import GroupedOffloadingConnector
 from kvsim.connectors.offloading_worker import OffloadingWorker, OffloadingWorker023
 from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffloadConnector023

@@ -31,7 +31,7 @@ class OffloadingMeta:
 
 
 @dataclass(eq=False, slots=True)
-class _State:
+class RequestState:
     """What the connector knows of one request."""
 
     request: Request
@@ -65,7 +65,7 @@ class OffloadingConnector(KVConnector):
         self.lookups_are_pure = manager.lookups_are_pure
         self.num_load_jobs = self.num_store_jobs = 0
         self.store_use: StoreUse = StoreUse()
-        self._states: dict[Request, _State] = {}
+        self._states: dict[Request, RequestState] = {}
         self._jobs: dict[int, Job] = {}
         self._next_job_id = 0
         self._loads: dict[int, Job] = {}  # planned in this step
@@ -92,7 +92,7 @@ class OffloadingConnector(KVConnector):
 
     # -- looking
     def on_new_request(self, request: Request) -> None:
-        self._states[request] = _State(request, RequestContext(request.request_id))
+        self._states[request] = RequestState(request, RequestContext(request.request_id))
 
     def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
         state = self._states[request]
@@ -104,14 +104,14 @@ class OffloadingConnector(KVConnector):
         tokens = self._lookup(state)
         return tokens, bool(tokens)
 
-    def _extend_keys(self, state: _State) -> None:
+    def _extend_keys(self, state: RequestState) -> None:
         """A chunk's key is the hash of its last block."""
         factor, known = self.factor, len(state.context.keys)
         hashes = state.request.block_hashes
         if len(hashes) // factor > known:
             state.context.extend(hashes[known * factor + factor - 1 :: factor])
 
-    def _lookup(self, state: _State) -> int | None:
+    def _lookup(self, state: RequestState) -> int | None:
         """Loadable tokens after the local hit; None = ask again next step."""
         chunk, context, local = self.chunk_tokens, state.context, state.local_tokens
         first, last = local // chunk, len(context.keys)
@@ -149,7 +149,7 @@ class OffloadingConnector(KVConnector):
         if self._loading is not None:
             self._loading.update(keys)
 
-    def _tokens_by_tier(self, state: _State, first: int, last: int) -> dict[int, int]:
+    def _tokens_by_tier(self, state: RequestState, first: int, last: int) -> dict[int, int]:
         tokens: dict[int, int] = {}
         for tier in self.manager.sources(state.context, first, last):
             tokens[tier] = tokens.get(tier, 0) + self.chunk_tokens
@@ -159,7 +159,7 @@ class OffloadingConnector(KVConnector):
         return self._states[request].tier_tokens
 
     def _new_job(
-        self, state: _State, direction: Direction, keys: list[int], source: list[int], destination: list[int]
+        self, state: RequestState, direction: Direction, keys: list[int], source: list[int], destination: list[int]
     ) -> Job:
         job = Job(self._next_job_id, direction, source, destination, state.request, keys)
         self._next_job_id += 1
@@ -228,10 +228,10 @@ class OffloadingConnector(KVConnector):
             self._on_store_planned(state, job, flush)
         return stores
 
-    def _advance(self, state: _State, last: int) -> None:
+    def _advance(self, state: RequestState, last: int) -> None:
         state.next_stored = max(state.next_stored, last)
 
-    def _on_store_planned(self, state: _State, job: Job, flush: set[int]) -> None:
+    def _on_store_planned(self, state: RequestState, job: Job, flush: set[int]) -> None:
         """A finished request's blocks are free already: watch them, and copy at once what this step hands out."""
         if state.request.is_finished:
             handed_out = set().union(*self._allocated)
@@ -247,7 +247,7 @@ class OffloadingConnector(KVConnector):
         self._watch(state)
         return False
 
-    def _watch(self, state: _State) -> None:
+    def _watch(self, state: RequestState) -> None:
         for job_id in state.jobs:
             job = self._jobs[job_id]
             if job.direction == "store":  # a load keeps its blocks until it is complete
@@ -278,7 +278,7 @@ class OffloadingConnector(KVConnector):
             if not waiting:
                 del self._watched[block]
 
-    def _forget_if_over(self, state: _State) -> None:
+    def _forget_if_over(self, state: RequestState) -> None:
         if state.signaled and not state.jobs:
             del self._states[state.request]
 
@@ -311,52 +311,3 @@ class OffloadingConnector(KVConnector):
             assert not self._jobs, "copies are still in flight"
             assert not self._watched, "blocks are still watched"
             assert not self._loading, "keys are still being loaded"
-
-
-class OffloadingConnector023(OffloadingConnector):
-    """0.23.0: touches at every lookup, one store offer per chunk, no store after the end, a flush when all is over."""
-
-    def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
-        state = self._states[request]
-        state.table = []
-        self._extend_keys(state)
-        state.local_tokens = num_local_tokens
-        tokens = self._lookup(state)
-        self.manager.touch(state.context)  # all keys of the request, whatever the answer
-        return tokens, bool(tokens)
-
-    def build_connector_meta(self, output: SchedulerOutput) -> OffloadingMeta:
-        """In order: block updates, end of the step for the manager, flush set, stores (never flushed at once)."""
-        self._take_block_updates(output)
-        self.manager.on_schedule_end()
-        flush: set[int] = set()
-        for request in output.preempted:
-            flush |= self._states[request].jobs
-        if self._watched:
-            for block in set().union(*self._allocated) & self._watched.keys():
-                flush |= self._watched[block]
-        if self._states and all(s.request.is_finished for s in self._states.values()):
-            flush |= self._jobs.keys()
-        meta = OffloadingMeta(self._loads, self._plan_stores(output, flush), flush)
-        self._loads, self._allocated = {}, []
-        return meta
-
-    def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
-        for request, tokens in output.num_scheduled_tokens.items():
-            yield request, request.num_computed_tokens + tokens
-
-    def _advance(self, state: _State, last: int) -> None:
-        state.next_stored = last  # may go back: a preempted request computes its prefix again
-
-    def _on_store_planned(self, state: _State, job: Job, flush: set[int]) -> None:
-        self.manager.touch(state.context)
-
-    def request_finished(self, request: Request, table: list[int]) -> bool:
-        state = self._states[request]
-        state.signaled = True
-        self._forget_if_over(state)
-        self._watch(state)
-        return False
-
-    def has_pending_work(self) -> bool:
-        return False

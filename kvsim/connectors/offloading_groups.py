@@ -10,14 +10,14 @@ from kvsim.cache.hybrid_kv_cache_manager import HybridKVCacheManager
 from kvsim.connectors.base import BlockTable, SchedulerOutput
 from kvsim.connectors.group_lookup import GroupLookup, loaded_numbers
 from kvsim.connectors.group_plan import GroupPlan, group_plans
-from kvsim.connectors.offloading import Job, OffloadingConnector, _State
+from kvsim.connectors.offloading import Job, OffloadingConnector, RequestState
 from kvsim.offload.group_context import GroupContext
 from kvsim.offload.ledger import Ledger
 from kvsim.request import Request
 
 
 @dataclass(eq=False, slots=True)
-class _GroupState(_State):
+class _GroupState(RequestState):
     """What the connector knows of one request, per group.
 
     ``blocks`` are copies of the tables that grow with them; what a window has let go stays in them until it is handed
@@ -289,7 +289,7 @@ class GroupedOffloadingConnector(OffloadingConnector):
         for block in blocks:
             self._watched.setdefault(block, set()).add(job_id)
 
-    def _watch(self, state: _State) -> None:
+    def _watch(self, state: RequestState) -> None:
         for job_id in state.jobs:
             self._watch_blocks(job_id, self._late_fenced.get(job_id, ()))
 
@@ -309,7 +309,7 @@ class GroupedOffloadingConnector(OffloadingConnector):
         self._watch(state)
         return False
 
-    def _forget_if_over(self, state: _State) -> None:
+    def _forget_if_over(self, state: RequestState) -> None:
         super()._forget_if_over(state)
         if state.request not in self._states:
             self._tracked.pop(state.request, None)

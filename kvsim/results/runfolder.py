@@ -15,11 +15,11 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kvsim import __version__
 from kvsim.errors import UserError
 from kvsim.results.findings import warnings
+from kvsim.results.parquet import read_parquet, write_parquet
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest, summarize
 from kvsim.results.tiers import TIER_COLUMNS
 
@@ -61,7 +61,6 @@ _SECTIONS = (
     ),
     *("totals", "digest", "info", "notes", "warnings", "versions"),
 )
-_ARROW = {"str": pa.string(), "int64": pa.int64()}
 
 
 def _no_tiers() -> pd.DataFrame:
@@ -237,31 +236,6 @@ class RunFolder:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def write_parquet(frame: pd.DataFrame, columns: Mapping[str, str], path: Path) -> None:
-    """Write a table so that the same data give the same bytes: fixed column order, types and compression.
-
-    No pandas metadata goes in (it holds library versions). Columns beyond the fixed ones follow in their
-    order.
-
-    Raises:
-        ValueError: A column is missing, or holds what does not fit its type (pyarrow's error, a ValueError
-            too).
-    """
-    missing = [name for name in columns if name not in frame.columns]
-    if missing:
-        raise ValueError(f"{path.name}: the table lacks the columns {', '.join(missing)}")
-    fields, arrays = [], []
-    for name in [*columns, *(extra for extra in frame.columns if extra not in columns)]:
-        kind = _ARROW[columns[name]] if name in columns else None
-        array = pa.array(frame[name].tolist(), type=kind, from_pandas=True)  # NaN counts as empty
-        if array.null_count:
-            raise ValueError(f"{path.name}: the column {name} has empty cells")
-        fields.append(pa.field(str(name), array.type, nullable=False))
-        arrays.append(array)
-    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-    pq.write_table(table, path, compression="zstd", version="2.6", store_schema=False)
-
-
 def load_run(path: str | os.PathLike[str]) -> Run:
     """Read a run folder and check that its pieces are whole and belong together.
 
@@ -273,10 +247,10 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{path}: {what}; expected a run folder as `kvsim run` writes it")
     summary = _read_summary(folder)
-    requests = _read_parquet(folder / REQUESTS, REQUEST_COLUMNS)
-    series = _read_parquet(folder / SERIES, SERIES_COLUMNS)
+    requests = read_parquet(folder / REQUESTS, REQUEST_COLUMNS)
+    series = read_parquet(folder / SERIES, SERIES_COLUMNS)
     secondary = summary.get("secondary_tiers")  # missing in runs of older versions
-    tiers = _read_parquet(folder / TIERS, TIER_COLUMNS) if secondary else _no_tiers()
+    tiers = read_parquet(folder / TIERS, TIER_COLUMNS) if secondary else _no_tiers()
     try:
         found = digest(requests)
     except ValueError as error:
@@ -307,27 +281,6 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     if missing:
         raise UserError(f"{file}: the field {missing[0]!r} is missing; the file is damaged")
     return summary
-
-
-def _read_parquet(file: Path, columns: Mapping[str, str]) -> pd.DataFrame:
-    if not file.is_file():
-        raise UserError(f"{file.parent}: incomplete run folder: {file.name} is missing")
-    try:
-        with pq.ParquetFile(file) as parquet:
-            table = parquet.read()
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UserError(f"{file}: damaged or not a parquet file: {reason}") from error
-    for name, kind in columns.items():
-        if name not in table.column_names:
-            raise UserError(f"{file}: the column {name} is missing")
-        found = table.schema.field(name).type
-        if found != _ARROW[kind]:
-            raise UserError(f"{file}: the column {name} holds {found}, expected {_ARROW[kind]}")
-        if table.column(name).null_count:
-            raise UserError(f"{file}: the column {name} has empty cells")
-    frame: pd.DataFrame = table.to_pandas()
-    return frame
 
 
 def _is_run_folder(folder: Path) -> bool:

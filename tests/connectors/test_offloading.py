@@ -9,7 +9,8 @@ import pytest
 from engine_builder import BLOCK, make_request, word
 
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
-from kvsim.connectors.offloading import Job, OffloadingConnector, OffloadingConnector023, OffloadingMeta
+from kvsim.connectors.offloading import Job, OffloadingConnector, OffloadingMeta
+from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.releases import RELEASES
 from kvsim.request import Request, RequestStatus
 
