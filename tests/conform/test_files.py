@@ -17,7 +17,7 @@ from kvsim.conform.files import (
     read_scenario,
     recording_bytes,
 )
-from kvsim.conform.scenario import DEFAULTS
+from kvsim.conform.defaults import DEFAULTS
 from kvsim.conform.schema import ConnectorOptions, EngineOptions
 from kvsim.errors import UserError
 
