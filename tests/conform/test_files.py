@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.conform.defaults import DEFAULTS
 from kvsim.conform.files import (
     check_scenario,
     find_pairs,
@@ -17,7 +18,6 @@ from kvsim.conform.files import (
     read_scenario,
     recording_bytes,
 )
-from kvsim.conform.defaults import DEFAULTS
 from kvsim.conform.schema import ConnectorOptions, EngineOptions
 from kvsim.errors import UserError
 
