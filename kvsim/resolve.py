@@ -11,6 +11,7 @@ from kvsim.config import (
     CustomStepTime,
     FixedStepTime,
     LMCacheConnectorConfig,
+    MediumFaults,
     OffloadingConnectorConfig,
     RunConfig,
 )
@@ -147,6 +148,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     host = plan_host(config, release, sizes, pieces.number)
     copies = plan_copies(config, link, pieces, block_bytes=sizes.block_bytes, pinned=host.pinned, remote=host.remote)
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
+    _check_faults(config, sizes)
     check_ranks(config, model)
     return Plan(
         config=config,
@@ -212,6 +214,16 @@ def _with_block_size_factor(config: RunConfig, model: ModelSpec) -> RunConfig:
         )
     found = connector.model_copy(update={"block_size": None, "block_size_factor": factor})
     return config.model_copy(update={"connector": found})
+
+
+def _check_faults(config: RunConfig, sizes: KVSizes) -> None:
+    """What becomes of the other groups' blocks when one group's load fails has not been compared with vLLM."""
+    copies_fail = config.faults.cpu != MediumFaults() or any(outage.tier == "cpu" for outage in config.faults.outages)
+    if sizes.groups.specs and copies_fail:
+        raise UserError(
+            f"faults: failing copies between GPU and CPU memory are not simulated with the {len(sizes.groups.specs)} KV"
+            f" groups of {config.model.name}; engine.disable_hybrid_kv_cache_manager simulates it as one group"
+        )
 
 
 def _sizes(

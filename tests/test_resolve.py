@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import TraceBuilder
+from worlds import TraceBuilder, config
 
 from kvsim.config import RunConfig
 from kvsim.connectors.base import CopyJob
 from kvsim.copy_plan import ASSUMED
 from kvsim.copy_time import copy_time
-from kvsim.errors import UserError
+from kvsim.errors import ConfigError, UserError
 from kvsim.profile import Pieces, dump_link, load_link
 from kvsim.resolve import Plan, resolve
 
@@ -236,3 +236,21 @@ def test_what_cannot_be(sections: dict[str, Any], complaint: str) -> None:
     """Sizes that make no sense are refused with the value and what was expected."""
     with pytest.raises((UserError, ValueError), match=complaint.replace("(", r"\(").replace(")", r"\)")):
         plan("llama-3.1-8b", **sections)
+
+
+def test_failing_copies_and_groups_are_refused() -> None:
+    """Failed loads of a model with several KV groups are not simulated; as one group they are."""
+    settings = config(
+        model={"name": "gpt-oss-20b"},
+        engine={"num_gpu_blocks_override": 2000},
+        connector={"kind": "offloading", "cpu_bytes_to_use": "8GiB"},
+        faults={"cpu": {"load_failures": {"rate": 0.1}}},
+    )
+    builder = TraceBuilder()
+    builder.session("a", [(100, 1, 0)])
+    with pytest.raises(ConfigError, match="faults: failing copies .* are not simulated with the 2 KV groups"):
+        resolve(settings, builder.build())
+    one = settings.model_copy(
+        update={"engine": settings.engine.model_copy(update={"disable_hybrid_kv_cache_manager": True})}
+    )
+    assert not resolve(one, builder.build()).sizes.groups.specs

@@ -22,7 +22,7 @@ from kvsim.config.engine import (
     RooflineStepTime,
     StepTime,
 )
-from kvsim.config.faults import FaultsConfig
+from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
@@ -51,6 +51,7 @@ __all__ = [
     "LMCacheL2",
     "LMCacheMPConnectorConfig",
     "LMCacheRemote",
+    "MediumFaults",
     "ModelConfig",
     "NoConnector",
     "ObjTierConfig",
