@@ -248,7 +248,7 @@ def test_failing_copies_and_groups_are_refused() -> None:
     )
     builder = TraceBuilder()
     builder.session("a", [(100, 1, 0)])
-    with pytest.raises(ConfigError, match="faults: failing copies .* are not simulated with the 2 KV groups"):
+    with pytest.raises(ConfigError, match=r"faults: failing copies .* are not simulated with the 2 KV groups"):
         resolve(settings, builder.build())
     one = settings.model_copy(
         update={"engine": settings.engine.model_copy(update={"disable_hybrid_kv_cache_manager": True})}
