@@ -116,6 +116,7 @@ class GroupedOffloadingConnector(OffloadingConnector):
             state.next_chunk[plan.group] = chunks
         slots = self.manager.prepare_load_of(state.context, numbers)
         keys = [state.context.keys[number] for number in numbers]
+        self.store_use.loaded(keys)
         job = self._new_job(state, "load", keys, slots, blocks)
         self._loads[job.job_id] = job
         self.num_load_jobs += 1

@@ -281,6 +281,8 @@ def _link(totals: Mapping[str, int], way: str, span_ns: int | None) -> dict[str,
 def _store_use(totals: Mapping[str, int]) -> dict[str, float | int | None]:
     """Stores that no load has asked for: blocks, their share of all stores, and of the bytes that stores moved."""
     stored, unused = totals.get("stored_blocks"), totals.get("unused_stored_blocks")
+    if not stored and totals.get("store_jobs"):
+        stored = unused = None  # the connector does not count
     moved = _times(totals.get("d2h_bytes"), unused)
     return {
         "stored_blocks": stored,

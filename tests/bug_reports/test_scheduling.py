@@ -200,6 +200,30 @@ def two_turns(first: int, rival: int, again: int, **settings: Any) -> RunRecord:
     return record
 
 
+@pytest.mark.parametrize(("deadline", "status"), [("0", "stuck"), ("60s", "finished")])
+def test_vllm_49829_a_write_that_never_ends_is_a_miss_after_its_deadline(deadline: str, status: str) -> None:
+    """Reported: a stalled write is pending for ever, and so is who wants it. Right: a miss after 60 s (0 = never).
+
+    The first turn's prompt is being written when the rival takes its GPU blocks. No release has a deadline: then the
+    second turn waits for ever, and it is said what for.
+    """
+    builder = TraceBuilder(outputs_return=False)
+    builder.session("a", [(400, 1, 0), (16, 1, 500 * MS)])
+    builder.session("rival", [(400, 1, 0)], start_ns=200 * MS)
+    settings = config(
+        engine={"num_gpu_blocks_override": 60},
+        connector={"kind": "offloading", "cpu_bytes_to_use": "1GiB"},
+        faults={"cpu": {"stalls": {"stores": [0], "deadline": deadline}}},
+    )
+    _, record = run(builder.build(), settings)
+    second = next(entry for entry in record.requests if entry.turn == 1)
+    assert second.status == status
+    if status == "finished":
+        assert 60_000 * MS < second.finish_ns < 60_100 * MS
+    else:
+        assert "copies of tier cpu have stalled for ever" in second.reason
+
+
 def test_ascend_15222_a_pool_costs_nothing_where_the_gpu_hits() -> None:
     """Reported: a KV pool adds 50 % TTFT at 90 % GPU hits (128K in, 1K out). Right: it costs nothing."""
     ttft_ns, external = {}, {}
