@@ -438,7 +438,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
      "            self._kv.cache_blocks(request, request.num_computed_tokens)", "            pass"),
     ("L nothing valid gives the blocks back", "load_failures.py",
      "if request in self._cut and not request.num_computed_tokens:", "if False:"),
-    ("L a void step samples nothing", "scheduler.py", " or request in void:", ":"),
+    # Not here, because nothing can see it: that a void step samples nothing. Whoever is cut has tokens left to compute.
     ("L fail ends the request", "scheduler.py",
      "in () if self.load_failures.recompute else void:", "in ():"),
     ("L a failed promotion frees its slot", "offload/tiering.py",
