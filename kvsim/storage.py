@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvsim.checked import Component, check, closest
-from kvsim.errors import UserError
+from kvsim.checked import Component
 from kvsim.profile import Figure, IsoDate, RateFigure, TimeFigure, assumed_figures
+from kvsim.profile.presets import Shelf
 from kvsim.units import Size
-from kvsim.yamlfile import is_path, read_yaml
-
-PRESETS = Path(__file__).parent / "presets" / "storage"
-SUFFIX = ".storage.yaml"
 
 CountFigure = Figure[Annotated[int, Field(ge=1)]]
 
@@ -55,25 +50,5 @@ class StorageProfile(Component):
         return [f"{key}: {source}" for key, source in assumed_figures(self)]
 
 
-def load_storage(name_or_path: str | Path) -> StorageProfile:
-    """A shipped profile by its name, or any profile by its path.
-
-    Raises:
-        UserError: there is no such profile, or the file is not one.
-    """
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or is_path(text):
-        return check(StorageProfile, read_yaml(Path(text).expanduser()))
-    if text not in storage_names():
-        guess = closest(text, storage_names())
-        hint = f", did you mean {guess}?" if guess else ""
-        raise UserError(
-            f"storage {text!r}: no such profile{hint} (expected a path ending in {SUFFIX} or one of "
-            f"{', '.join(storage_names())})"
-        )
-    return check(StorageProfile, read_yaml(PRESETS / f"{text}{SUFFIX}"))
-
-
-def storage_names() -> tuple[str, ...]:
-    """Names of the shipped profiles, sorted."""
-    return tuple(sorted(path.name.removesuffix(SUFFIX) for path in PRESETS.glob(f"*{SUFFIX}")))
+STORAGE = Shelf("storage", StorageProfile, "storage", ".storage.yaml")
+load_storage, storage_names = STORAGE.load, STORAGE.names

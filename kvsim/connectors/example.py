@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.waiting_worker import WaitingWorker
 from kvsim.hardware import Transfer
 from kvsim.request import Request
 
@@ -134,7 +135,7 @@ class ExampleConnector(KVConnector):
 StorageOp = Callable[[int], Transfer]  # blocks of one layer, all ranks -> the copy, which has been started
 
 
-class ExampleWorker:
+class ExampleWorker(WaitingWorker[ExampleMeta]):
     """Everything is done by the host, one after the other, while the GPU waits.
 
     Before the forward pass: for each prompt and layer, read a file and copy it to the GPU. Behind each layer: for each
@@ -142,26 +143,8 @@ class ExampleWorker:
     """
 
     def __init__(self, num_layers: int, read: StorageOp, to_gpu: StorageOp, from_gpu: StorageOp, write: StorageOp):
-        self.num_layers = num_layers
+        super().__init__(num_layers, ExampleMeta)
         self._loading, self._storing = (read, to_gpu), (from_gpu, write)
-        self._meta = ExampleMeta()
-
-    def handle_preemptions(self, meta: ExampleMeta) -> tuple[()]:
-        """Nothing is ever in flight between steps."""
-        return ()
-
-    def start_load_kv(self, meta: ExampleMeta) -> None:
-        self._meta = meta
-
-    def is_done(self, job: Transfer) -> bool:
-        return job.is_done
-
-    def has_finished(self) -> bool:
-        return False
-
-    def get_finished(self) -> WorkerOutput:
-        self._meta = ExampleMeta()
-        return WorkerOutput()
 
     def has_layer_work(self) -> bool:
         return bool(self._meta.loads or self._meta.stores)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from kvsim.connectors.base import WorkerOutput
 from kvsim.connectors.lmcache import LMCacheMeta
+from kvsim.connectors.waiting_worker import WaitingWorker
 from kvsim.hardware import Transfer
 from kvsim.offload.chunk_store import CPU
 
 ChunkOp = Callable[[int], Transfer]  # so many chunks, on all ranks -> the copy, which has been started
 
 
-class LMCacheWorker:
+class LMCacheWorker(WaitingWorker[LMCacheMeta]):
     """The step waits: for each request's load before the forward pass, for each request's save behind it.
 
     Rules: LMCache 0.5.6 v1/cache_engine.py (`retrieve` and `store` synchronise their stream).
@@ -25,30 +25,8 @@ class LMCacheWorker:
     """
 
     def __init__(self, num_layers: int, load: ChunkOp, store: ChunkOp, reads: Sequence[ChunkOp] = ()) -> None:
-        self.num_layers = num_layers
+        super().__init__(num_layers, LMCacheMeta)
         self._load, self._store, self._reads = load, store, reads
-        self._meta = LMCacheMeta()
-
-    def handle_preemptions(self, meta: LMCacheMeta) -> tuple[()]:
-        """Nothing is ever in flight between steps."""
-        return ()
-
-    def start_load_kv(self, meta: LMCacheMeta) -> None:
-        """The work itself is done by the hooks."""
-        self._meta = meta
-
-    def is_done(self, job: Transfer) -> bool:
-        """Whether a copy is over."""
-        return job.is_done
-
-    def has_finished(self) -> bool:
-        """Nothing is reported."""
-        return False
-
-    def get_finished(self) -> WorkerOutput:
-        """Nothing is reported."""
-        self._meta = LMCacheMeta()
-        return WorkerOutput()
 
     def has_layer_work(self) -> bool:
         """See `LayerHooks`."""

@@ -5,43 +5,60 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from kvsim.checked import check, closest
+from kvsim.checked import Component, check, closest
 from kvsim.errors import UserError
 from kvsim.profile.link import LinkProfile
 from kvsim.yamlfile import dump_yaml, is_path, read_yaml
 
-PRESETS = Path(__file__).parents[1] / "presets" / "links"
-SUFFIX = ".profile.yaml"
+Profile = TypeVar("Profile", bound=Component)
 
 
-def load_link(name_or_path: str | Path) -> LinkProfile:
-    """A shipped profile by its name, or any profile by its path.
+class Shelf(Generic[Profile]):
+    """Profiles of one kind: the shipped ones by name, any by the path of its file.
 
-    Raises:
-        UserError: there is no such profile, or the file is not one.
+    Args:
+        kind: of profile, for messages.
+        model: what a file holds.
+        folder: of the shipped ones, under ``kvsim/presets``.
+        suffix: of their files' names.
     """
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or is_path(text):
-        return check(LinkProfile, read_yaml(Path(text).expanduser()))
-    if text not in link_names():
-        guess = closest(text, link_names())
-        hint = f", did you mean {guess}?" if guess else ""
-        raise UserError(
-            f"link {text!r}: no such profile{hint} (expected a path ending in {SUFFIX} or one of "
-            f"{', '.join(link_names())})"
-        )
-    return check(LinkProfile, read_yaml(PRESETS / f"{text}{SUFFIX}"))
+
+    def __init__(self, kind: str, model: type[Profile], folder: str, suffix: str) -> None:
+        self.kind, self.model, self.suffix = kind, model, suffix
+        self.folder = Path(__file__).parents[1] / "presets" / folder
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the shipped ones, sorted."""
+        return tuple(sorted(path.name.removesuffix(self.suffix) for path in self.folder.glob(f"*{self.suffix}")))
+
+    def load(self, name_or_path: str | Path) -> Profile:
+        """A shipped profile by its name, or any profile by its path.
+
+        Raises:
+            UserError: there is no such profile, or the file is not one.
+        """
+        text = str(name_or_path)
+        if isinstance(name_or_path, Path) or is_path(text):
+            return check(self.model, read_yaml(Path(text).expanduser()))
+        if text not in self.names():
+            guess = closest(text, self.names())
+            hint = f", did you mean {guess}?" if guess else ""
+            raise UserError(
+                f"{self.kind} {text!r}: no such profile{hint} (expected a path ending in {self.suffix} or one of "
+                f"{', '.join(self.names())})"
+            )
+        return check(self.model, read_yaml(self.folder / f"{text}{self.suffix}"))
+
+
+LINKS = Shelf("link", LinkProfile, "links", ".profile.yaml")
+load_link, link_names = LINKS.load, LINKS.names
 
 
 def dump_link(profile: LinkProfile) -> str:
     """A profile as YAML that `load_link` reads back equal."""
     return dump_yaml(profile.model_dump(mode="json"))
-
-
-def link_names() -> tuple[str, ...]:
-    """Names of the shipped profiles, sorted."""
-    return tuple(sorted(path.name.removesuffix(SUFFIX) for path in PRESETS.glob(f"*{SUFFIX}")))
 
 
 def default_link(gpu: str) -> str:
@@ -61,5 +78,5 @@ def default_link(gpu: str) -> str:
 
 @cache
 def _default_links() -> Mapping[str, str]:
-    links: dict[str, str] = read_yaml(PRESETS / "defaults.yaml").data
+    links: dict[str, str] = read_yaml(LINKS.folder / "defaults.yaml").data
     return links

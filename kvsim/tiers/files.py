@@ -77,9 +77,3 @@ class Files:
                 self._readers[key] = left
             if self._evict and self._published.pop(key, self) is None:
                 self._published[key] = None
-
-    def remove(self, key: int) -> None:
-        """The file turned out to be unreadable."""
-        if key in self._published:
-            del self._published[key]
-            self.epoch += 1

@@ -63,6 +63,5 @@ def test_every_change_can_be_noticed() -> None:
     files.reserve(1)
     epochs.append(files.epoch)
     files.publish([2])
-    files.remove(2)
     epochs.append(files.epoch)
-    assert epochs == [0, 1, 1, 2, 4]
+    assert epochs == [0, 1, 1, 2, 3]
