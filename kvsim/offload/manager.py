@@ -96,8 +96,9 @@ class OffloadingManager(Ledger):
             if slot.ref_count == 0 and key in self._doomed:
                 self._doomed.remove(key)
                 self._drop(key)
-            else:
-                self._num_evictable += slot.ref_count == 0
+            elif slot.ref_count == 0:
+                self._num_evictable += 1
+                self.policy.on_evictable(key)
         self._epoch += 1
 
     # -- storing
@@ -136,6 +137,7 @@ class OffloadingManager(Ledger):
     def complete_store(
         self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
     ) -> None:
+        ready: list[int] = []
         for key in keys:
             slot = self.slots[key]
             if slot.ref_count >= 0:
@@ -143,12 +145,14 @@ class OffloadingManager(Ledger):
             if success and key not in self._doomed:
                 slot.ref_count = 0
                 self._num_evictable += 1
+                self.policy.on_evictable(key)
+                ready.append(key)
             else:
                 self._doomed.discard(key)
                 self._drop(key)
         self._epoch += 1
         if self._kv_events is not None:
-            self._kv_events.stored(keys)
+            self._kv_events.stored(ready)
 
     def enable_kv_events(self) -> None:
         self._kv_events = self.event_log(CPU)

@@ -134,7 +134,9 @@ def test_chunks_in_use_or_protected_are_passed_over() -> None:
     tier.slots[ord("e")].ref_count = -1
     tier.slots[ord("c")].ref_count = 2
     assert tier.evict(1, protected="d") == "b"
-    tier.slots[ord("e")].ref_count = tier.slots[ord("c")].ref_count = 0
+    for key in map(ord, "ec"):
+        tier.slots[key].ref_count = 0
+        tier.policy.on_evictable(key)
     assert tier.evict_all() == "edca"
 
 
@@ -264,8 +266,10 @@ def test_lru_equals_sorted_ranks(data: Any) -> None:
                     naive.insert(name, keys, position)
                     tier.insert(context, chr(keys[position]))
             case "pin" if slots:
-                slot = slots[data.draw(st.sampled_from(sorted(slots)))]
-                slot.ref_count = data.draw(st.sampled_from([-1, 0, 0, 2]))
+                key = data.draw(st.sampled_from(sorted(slots)))
+                slots[key].ref_count = data.draw(st.sampled_from([-1, 0, 0, 2]))
+                if slots[key].ref_count == 0:
+                    policy.on_evictable(key)
             case "finish":
                 alive.remove(context)
                 policy.on_request_finished(context)
@@ -278,7 +282,8 @@ def test_lru_equals_sorted_ranks(data: Any) -> None:
                 assert victims == naive.evict(count, evictable)
                 for key in victims or []:
                     del slots[key]
-    for slot in slots.values():
+    for key, slot in slots.items():
         slot.ref_count = 0
+        policy.on_evictable(key)
     if slots:
         assert policy.evict(len(slots), set()) == naive.evict(len(slots), set(slots))

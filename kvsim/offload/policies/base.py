@@ -32,6 +32,9 @@ class EvictionPolicy(ABC):
     def remove(self, key: int) -> None:
         """Forget a key whose content never arrived; its slot still exists."""
 
+    def on_evictable(self, key: int) -> None:
+        """Nobody reads or writes the key's slot any more."""
+
     def touch(self, keys: list[int]) -> None:
         """A lookup or a store has used these keys, present or not (release 0.23.0 only)."""
 

@@ -15,7 +15,8 @@ class LruPolicy(EvictionPolicy):
 
     Every key belongs to a *group*, and groups are ordered by rank, a growing number. While a request lives, all it
     inserts or is seen to use sits in the group of its first access; when it ends, its resident keys move to a new
-    group, the most recent of all. Within a group the tail of the prefix goes first.
+    group, the most recent of all. Within a group the tail of the prefix goes first. Keys that an eviction found in use
+    are parked outside their group until they are free, so that the next one need not look at them again.
     Rule: vLLM 0.33.0 v1/kv_offload/cpu/policies/lru.py (rank = (request's rank, -position); fresh ranks at the end).
     """
 
@@ -23,6 +24,7 @@ class LruPolicy(EvictionPolicy):
         super().__init__(capacity, slots)
         self._groups: dict[int, dict[int, int]] = {}  # rank -> {key: position}, positions mostly ascending
         self._unsorted: set[int] = set()  # ranks whose group has to be sorted before it is read
+        self._parked: dict[int, int] = {}  # in use: key -> position; its slot knows the rank
         self._last_rank = 0
 
     def insert(self, context: RequestContext, position: int) -> None:
@@ -36,6 +38,8 @@ class LruPolicy(EvictionPolicy):
 
     def evict(self, count: int, protected: Collection[int]) -> list[int] | None:
         chosen: list[int] = []
+        in_use: list[int] = []
+        slots = self.slots
         for rank, group in self._groups.items():
             if rank in self._unsorted:
                 self._unsorted.remove(rank)
@@ -43,25 +47,43 @@ class LruPolicy(EvictionPolicy):
                 group.clear()
                 group.update(ordered)
             for key in reversed(group):
-                if self.is_evictable(key, protected):
+                if slots[key].ref_count:
+                    in_use.append(key)
+                elif key not in protected:
                     chosen.append(key)
                     if len(chosen) == count:
                         break
             if len(chosen) == count:
                 break
-        else:
+        for key in in_use:
+            self._parked[key] = self._leave(key)
+        if len(chosen) < count:
             return None
         for key in chosen:
-            self.remove(key)
+            self._leave(key)
         return chosen
 
     def remove(self, key: int) -> None:
+        if self._parked.pop(key, None) is None:
+            self._leave(key)
+
+    def on_evictable(self, key: int) -> None:
+        place = self._parked.pop(key, None)
+        if place is not None:
+            rank = self.slots[key].rank
+            group = self._group(rank)
+            self._note_order(rank, group, place)
+            group[key] = place
+
+    def _leave(self, key: int) -> int:
+        """Take a key out of its group; returns its position."""
         rank = self.slots[key].rank
         group = self._groups[rank]
-        del group[key]
+        place = group.pop(key)
         if not group:
             del self._groups[rank]
             self._unsorted.discard(rank)
+        return place
 
     def on_access(self, context: RequestContext, positions: Sequence[int]) -> None:
         self._raise(context, positions, self._request_rank(context), context.live_order)
@@ -82,19 +104,19 @@ class LruPolicy(EvictionPolicy):
 
     def _raise(self, context: RequestContext, positions: Sequence[int], rank: int, order: Sequence[int] | None) -> None:
         """Move the resident ones of these chunks to the group of ``rank``; a rank is raised, never lowered."""
-        keys, slots, groups = context.keys, self.slots, self._groups
+        keys, slots = context.keys, self.slots
         moved: dict[int, int] = {}
         for position in positions:
             key = keys[position]
             slot = slots.get(key)
             if slot is not None and slot.rank < rank:
-                old = groups[slot.rank]
-                del old[key]
-                if not old:
-                    del groups[slot.rank]
-                    self._unsorted.discard(slot.rank)
+                place = position if order is None else order[position]
+                if key in self._parked:
+                    self._parked[key] = place
+                else:
+                    self._leave(key)
+                    moved[key] = place
                 slot.rank = rank
-                moved[key] = position if order is None else order[position]
         if moved:
             group = self._group(rank)
             self._note_order(rank, group, next(iter(moved.values())))
