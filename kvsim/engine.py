@@ -180,7 +180,7 @@ class Engine:
         return connector is not None and connector.restless and limit is not None and self._idle_steps > limit
 
     def _moved(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> bool:
-        if output.num_scheduled_tokens or ended:
+        if output.computes or ended:
             return True
         connector = self.scheduler.connector
         if worker is None or connector is None:
@@ -214,7 +214,7 @@ class Engine:
                 yield from self._wait_for(worker, flushed)
             worker.start_load_kv(output.connector_meta)
         took_part = False
-        if output.num_scheduled_tokens:
+        if output.computes:
             self._empty_steps = 0
             yield from self._forward(output)
         else:

@@ -14,6 +14,7 @@ class _Memory:
     """The last request that did not fit as a whole, and the state of the world in which it did not."""
 
     request: Request
+    num_hits: int
     missing_hash: int  # of the first block after its local hit; -1 = none
     release_epoch: int
     evicted_blocks: int
@@ -34,6 +35,11 @@ class Refusal:
         self._enabled = enabled and (connector is None or connector.lookups_are_pure)
         self._memory: _Memory | None = None
 
+    @property
+    def held(self) -> tuple[Request, int] | None:
+        """The request that is remembered, and how many of its blocks were hit locally."""
+        return None if self._memory is None else (self._memory.request, self._memory.num_hits)
+
     def remember(self, request: Request, num_hits: int) -> None:
         """The request did not fit, with so many blocks hit locally."""
         connector, pool = self._connector, self._pool
@@ -41,7 +47,7 @@ class Refusal:
             hashes = request.block_hashes
             missing = hashes[num_hits] if num_hits < len(hashes) else -1
             epoch = 0 if connector is None else connector.epoch
-            self._memory = _Memory(request, missing, pool.release_epoch, pool.evicted_blocks, epoch)
+            self._memory = _Memory(request, num_hits, missing, pool.release_epoch, pool.evicted_blocks, epoch)
 
     def still_holds(self, request: Request) -> bool:
         """Whether this request was refused and would be refused again."""

@@ -94,6 +94,14 @@ class SchedulerState:
         """Whether a request is to be served; streaming sessions without input are not."""
         return len(self.requests) > len(self.parked)
 
+    def num_open_output_tokens(self) -> int:
+        """Tokens that requests have generated that have not ended."""
+        return sum(request.num_output_tokens for request in self.requests)
+
+    def num_cached_blocks(self) -> int:
+        """Different contents that a lookup would find on the GPU."""
+        return len(self.kv.pool.cached)
+
     def has_requests(self) -> bool:
         """Whether another step is due: requests, ends that nobody has been told of, or copies to wait for."""
         return bool(

@@ -104,11 +104,19 @@ class SchedulerOutput:
     encoder_tokens: int = 0  # of images and audio, that the encoder computes before this step's forward pass
     boundary_states: Sequence[Any] = ()  # recurrent states hashed in this step: `kvsim.cache.mamba_group.BoundaryState`
     connector_meta: Any = None
+    # The fast engine's cohort (`kvsim.cohort`), whose members compute one token each and are named nowhere else:
+    num_decoding: int = 0
+    decode_contexts: int = 0  # of all members together, this step's token included
 
     @property
     def total_tokens(self) -> int:
         """Tokens of this step's forward pass."""
-        return sum(self.num_scheduled_tokens.values())
+        return sum(self.num_scheduled_tokens.values()) + self.num_decoding
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is a forward pass."""
+        return bool(self.num_scheduled_tokens) or self.num_decoding > 0
 
 
 class WorkerDiedError(Exception):
@@ -252,6 +260,15 @@ class KVConnector(ABC):
 
     def may_defer(self) -> bool:
         """Whether `get_num_new_matched_tokens` could answer None now."""
+        return True
+
+    @property
+    def num_lookup_effects(self) -> int:
+        """Grows when a lookup has done something that the same lookup, asked again, would not leave as it is."""
+        return 0
+
+    def follows_decoding(self, request: Request) -> bool:
+        """Whether `build_connector_meta` has to hear of each token that a running request decodes from now on."""
         return True
 
     def has_pending_work(self) -> bool:

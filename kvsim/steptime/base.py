@@ -31,6 +31,11 @@ class StepTimeModel(Protocol):
     `Deployment` and its options; `step_ns` is all that the reference engine asks for.
     """
 
+    @property
+    def contexts_add_up(self) -> bool:
+        """Whether of all decoding contexts only their number and sum matter, so that others may be given instead."""
+        ...
+
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """Time of one step.
 

@@ -14,6 +14,11 @@ class CustomStep:
     def __init__(self, name: str, model: StepTimeModel) -> None:
         self._name, self._model = name, model
 
+    @property
+    def contexts_add_up(self) -> bool:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`; nobody has said so."""
+        return False
+
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         answer: object = self._model.step_ns(prefill, decode)

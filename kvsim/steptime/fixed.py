@@ -18,6 +18,11 @@ class FixedStep:
     per_step_ns: int
     per_token_ns: int = 0
 
+    @property
+    def contexts_add_up(self) -> bool:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        return True
+
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         tokens = len(decode) + sum(new for new, _ in prefill)

@@ -21,6 +21,11 @@ class PiecewiseDecode:
     def __init__(self, model: StepTimeModel, extra_ns: int) -> None:
         self._model, self._extra_ns = model, extra_ns
 
+    @property
+    def contexts_add_up(self) -> bool:
+        """See `StepTimeModel`."""
+        return self._model.contexts_add_up
+
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """See `StepTimeModel`."""
         return self._model.step_ns(prefill, decode) + (self._extra_ns if decode and not prefill else 0)

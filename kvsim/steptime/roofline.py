@@ -75,7 +75,12 @@ class Roofline:
         # (tokens, requests) -> the same of a mixed step, in seconds and without attention
         self._linear: dict[tuple[int, int], float] = {}
 
-    # ---- the two methods of StepTimeModel
+    # ---- the methods of StepTimeModel
+
+    @property
+    def contexts_add_up(self) -> bool:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`: not where a layer's window caps what a request attends."""
+        return not self._window_rates
 
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""

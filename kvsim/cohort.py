@@ -1,0 +1,124 @@
+"""Requests that do nothing but decode, advanced together: what n of them do in k steps, without looking at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from kvsim.extents.path import PathKeys
+from kvsim.request import Request
+
+
+class Cohort:
+    """Members compute one token in every step, so between two joins all that differs among them is constant.
+
+    A member's numbers (``num_tokens``, ``num_computed_tokens``, the count of known block hashes) are those of the
+    moment it joined; `leave` brings them up to date. Its blocks are counted by the phase in which it joined: a member
+    needs a block in every ``block_size``-th step, and all with the same phase need theirs in the same one.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.steps = 0  # that have been computed since the beginning
+        self.num_computed_tokens = 0  # of all members together
+        self._by_phase = [0] * block_size  # members by (computed tokens - steps) modulo block size
+        self._joined: dict[Request, int] = {}  # the step in which it joined
+        self._order: dict[Request, int] = {}
+        self._ends: list[tuple[int, int, Request]] = []  # heap: (steps at its end, order, request), perhaps stale
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._joined
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._joined)
+
+    def join(self, request: Request, order: int, steps_left: int) -> None:
+        """From the next step on.
+
+        Args:
+            request: all of its tokens but the last are computed.
+            order: its place among the running requests.
+            steps_left: steps until it ends.
+        """
+        computed = request.num_computed_tokens
+        self._joined[request] = self.steps
+        self._order[request] = order
+        self.num_computed_tokens += computed
+        self._by_phase[(computed - self.steps) % self.block_size] += 1
+        heappush(self._ends, (self.steps + steps_left, order, request))
+
+    def leave(self, request: Request, *, scheduled: int = 0) -> None:
+        """Not a member any more; ``scheduled``: 1 if the step that is being computed counts as computed already."""
+        joined = self._joined.pop(request)
+        del self._order[request]
+        passed = self.steps - joined
+        self._by_phase[(request.num_computed_tokens - joined) % self.block_size] -= 1
+        self.num_computed_tokens -= request.num_computed_tokens + passed
+        self._bring_up_to_date(request, passed, scheduled)
+
+    def _bring_up_to_date(self, request: Request, passed: int, scheduled: int) -> None:
+        request.num_computed_tokens += passed + scheduled
+        request.num_tokens += passed
+        known: object = request.block_hashes
+        assert isinstance(known, PathKeys)
+        known.num_keys = request.num_tokens // self.block_size
+
+    def computed_tokens(self, request: Request) -> int:
+        """Tokens of a member that are computed now."""
+        return request.num_computed_tokens + self.steps - self._joined[request]
+
+    def contexts(self) -> list[int]:
+        """The same of all members."""
+        return [request.num_computed_tokens + self.steps - joined for request, joined in self._joined.items()]
+
+    def full_blocks(self) -> int:
+        """Blocks of all members that are computed to the end."""
+        begun = sum(count * ((phase + self.steps) % self.block_size) for phase, count in enumerate(self._by_phase))
+        return (self.num_computed_tokens - begun) // self.block_size
+
+    def demand(self, steps: int) -> int:
+        """Blocks that all members together need for the next so many steps."""
+        whole, rest = divmod(steps, self.block_size)
+        need, by_phase, at = whole * len(self._joined), self._by_phase, self.steps
+        for step in range(rest):
+            need += by_phase[-(at + step) % self.block_size]
+        return need
+
+    def most_steps(self, limit: int, blocks: int) -> int:
+        """The largest number of steps up to ``limit`` for which so many blocks are enough."""
+        low, high = 0, limit
+        if self.demand(limit) <= blocks:
+            return limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.demand(middle) <= blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def advance(self, steps: int) -> None:
+        """So many steps have been computed; nobody has ended in them."""
+        self.steps += steps
+        self.num_computed_tokens += steps * len(self._joined)
+
+    def steps_to_end(self) -> int:
+        """Steps from now on until the first member ends with the last of them."""
+        ends = self._ends
+        while self._order.get(ends[0][2]) != ends[0][1]:
+            heappop(ends)
+        return ends[0][0] - self.steps
+
+    def due(self) -> list[Request]:
+        """Members that end with the next step, in their order."""
+        found: list[Request] = []
+        ends, last = self._ends, self.steps + 1
+        while ends and ends[0][0] <= last:
+            _, order, request = heappop(ends)
+            if self._order.get(request) == order:
+                found.append(request)
+        found.sort(key=self._order.__getitem__)
+        return found
