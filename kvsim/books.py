@@ -111,6 +111,19 @@ class Books(EngineObserver):
         self._record.totals.steps += 1
         self._record.totals.gpu_busy_ns += duration_ns
 
+    def on_quiet_steps(self, steps: int, duration_ns: int) -> None:
+        totals = self._record.totals
+        totals.steps += steps
+        totals.gpu_busy_ns += duration_ns
+        totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, self._gpu_used_blocks())
+
+    def state_wanted_ns(self) -> int:
+        return self._record.series.due_ns
+
+    def on_quiet_state(self) -> None:
+        if self._record.series.is_due(self._clock.now):
+            self._record.series.add(self.sample_of_all())
+
     def on_slowdown(self, lost_ns: int) -> None:
         self._record.totals.gpu_busy_ns += lost_ns
         self._record.totals.slowdown_ns += lost_ns

@@ -6,6 +6,9 @@ from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.request import Request
 
 
+NEVER_WANTED = 1 << 62
+
+
 class EngineObserver:
     """Told what happens, when it happens. Does nothing; override what you need."""
 
@@ -17,6 +20,16 @@ class EngineObserver:
 
     def on_forward(self, duration_ns: int) -> None:
         """The step's forward pass starts now and takes so long, if nothing slows it down."""
+
+    def on_quiet_steps(self, steps: int, duration_ns: int) -> None:
+        """So many steps more like the last one have begun, or are over; their forward passes take so long together."""
+
+    def state_wanted_ns(self) -> int:
+        """The state at the end of the first step that ends then or later is wanted (`on_quiet_state`)."""
+        return NEVER_WANTED
+
+    def on_quiet_state(self) -> None:
+        """The clock stands at the end of a step in which nothing happened but decoding."""
 
     def on_slowdown(self, lost_ns: int) -> None:
         """The forward pass has ended, so much later than it would have alone: copies took SMs from it."""
@@ -60,6 +73,17 @@ class Both(EngineObserver):
     def on_forward(self, duration_ns: int) -> None:
         for each in self._both:
             each.on_forward(duration_ns)
+
+    def on_quiet_steps(self, steps: int, duration_ns: int) -> None:
+        for each in self._both:
+            each.on_quiet_steps(steps, duration_ns)
+
+    def state_wanted_ns(self) -> int:
+        return min(each.state_wanted_ns() for each in self._both)
+
+    def on_quiet_state(self) -> None:
+        for each in self._both:
+            each.on_quiet_state()
 
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         for each in self._both:

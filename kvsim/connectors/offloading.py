@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from kvsim.connectors.base import CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.base import BlockTable, CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
@@ -13,12 +14,36 @@ from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request, RequestStatus
 
 
+Keys = Any
+"""What the ledger calls keys: a list of hashes, or `kvsim.extents.path.Runs`."""
+
+
+class KeySet(Protocol):
+    """A set of keys, told of many at a time; of sets of hashes the methods of the same names."""
+
+    def update(self, keys: Keys) -> None:
+        """These are in it now."""
+        ...
+
+    def difference_update(self, keys: Keys) -> None:
+        """These are not."""
+        ...
+
+    def isdisjoint(self, keys: Keys) -> bool:
+        """Whether none of them is in it."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: Any) -> bool: ...
+
+
 @dataclass(eq=False, slots=True)
 class Job(CopyJob):
     """A copy of one request. ``keys`` are its chunks; a load may skip the head of its first one."""
 
     request: Request
-    keys: list[int]
+    keys: Keys
 
 
 @dataclass(slots=True)
@@ -35,8 +60,8 @@ class RequestState:
     """What the connector knows of one request."""
 
     request: Request
-    context: RequestContext
-    table: list[int] = field(default_factory=list)  # the scheduler's own list while the request has blocks
+    context: Any  # what the ledger knows it by
+    table: BlockTable = field(default_factory=list)  # the scheduler's own list while the request has blocks
     jobs: set[int] = field(default_factory=set)
     next_stored: int = 0  # chunks before this one have been offered
     local_tokens: int = 0  # local hit at the last lookup
@@ -69,8 +94,8 @@ class OffloadingConnector(KVConnector):
         self._jobs: dict[int, Job] = {}
         self._next_job_id = 0
         self._loads: dict[int, Job] = {}  # planned in this step
-        self._loading: set[int] | None = set() if enable_caching else None  # keys on their way to the GPU
-        self._allocated: list[list[int]] = []  # GPU blocks handed out in this step
+        self._loading: KeySet | None = self._no_keys() if enable_caching else None  # on their way to the GPU
+        self._allocated: list[BlockTable] = []  # GPU blocks handed out in this step
         self._watched: dict[int, set[int]] = {}  # GPU block of a finished request -> its pending stores
 
     @property
@@ -92,7 +117,10 @@ class OffloadingConnector(KVConnector):
 
     # -- looking
     def on_new_request(self, request: Request) -> None:
-        self._states[request] = RequestState(request, RequestContext(request.request_id))
+        self._states[request] = RequestState(request, self._new_context(request))
+
+    def _new_context(self, request: Request) -> Any:
+        return RequestContext(request.request_id)
 
     def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
         state = self._states[request]
@@ -140,7 +168,7 @@ class OffloadingConnector(KVConnector):
         state.next_stored = last  # the loaded prefix needs no store
         slots = self.manager.prepare_load(state.context, first, last)
         state.tier_tokens = self._tokens_by_tier(state, first, last)
-        blocks = table[state.local_tokens // self.block_size : end_tokens // self.block_size]
+        blocks = self._to_load(table, state.local_tokens // self.block_size, end_tokens // self.block_size)
         keys = state.context.keys[first:last]  # a chunk that is only partly local is pinned whole
         self.store_use.loaded(keys)
         job = self._new_job(state, "load", keys, slots, blocks)
@@ -148,6 +176,11 @@ class OffloadingConnector(KVConnector):
         self.num_load_jobs += 1
         if self._loading is not None:
             self._loading.update(keys)
+
+    def _to_load(self, table: BlockTable, first: int, last: int) -> Sequence[int]:
+        """The GPU blocks ``first .. last - 1`` of a table."""
+        blocks: Sequence[int] = table[first:last]
+        return blocks
 
     def _tokens_by_tier(self, state: RequestState, first: int, last: int) -> dict[int, int]:
         tokens: dict[int, int] = {}
@@ -158,9 +191,7 @@ class OffloadingConnector(KVConnector):
     def hit_tokens_by_tier(self, request: Request) -> dict[int, int]:
         return self._states[request].tier_tokens
 
-    def _new_job(
-        self, state: RequestState, direction: Direction, keys: list[int], source: list[int], destination: list[int]
-    ) -> Job:
+    def _new_job(self, state: RequestState, direction: Direction, keys: Keys, source: Keys, destination: Keys) -> Job:
         job = Job(self._next_job_id, direction, source, destination, state.request, keys)
         self._next_job_id += 1
         self._jobs[job.job_id] = job
@@ -173,9 +204,7 @@ class OffloadingConnector(KVConnector):
         flush: set[int] = set()
         for request in output.preempted:
             flush.update(self._states[request].jobs - self._loads.keys())
-        if self._watched:  # a block with a pending store has been handed out again: copy it first
-            for block in set().union(*self._allocated) & self._watched.keys():
-                flush |= self._watched[block]
+        flush |= self._jobs_in_the_way()
         meta = OffloadingMeta(self._loads, self._plan_stores(output, flush), flush)
         for request in output.finished:
             state = self._states[request]
@@ -185,6 +214,14 @@ class OffloadingConnector(KVConnector):
         self._loads, self._allocated = {}, []
         self.manager.on_schedule_end()
         return meta
+
+    def _jobs_in_the_way(self) -> set[int]:
+        """Pending stores of blocks that have been handed out again in this step: copy them first."""
+        found: set[int] = set()
+        if self._watched:
+            for block in set().union(*self._allocated) & self._watched.keys():
+                found |= self._watched[block]
+        return found
 
     def _take_block_updates(self, output: SchedulerOutput) -> None:
         for request, table in output.tables.items():
@@ -199,34 +236,38 @@ class OffloadingConnector(KVConnector):
         for request, tokens in output.num_scheduled_tokens.items():
             yield request, request.num_computed_tokens + tokens
         for request in output.finished:
-            # (0.33.0 counts a failed request's prompt as computed and dies of it; its worker lets it not come to that.)
-            if request.status is not RequestStatus.FINISHED:
-                yield request, request.num_computed_tokens
-            else:  # the last sampled token has no KV
-                yield request, max(request.num_prompt_tokens, request.num_tokens - 1)
+            yield request, num_computed_at_end(request)
 
     def _plan_stores(self, output: SchedulerOutput, flush: set[int]) -> dict[int, Job]:
         stores: dict[int, Job] = {}
-        factor = self.factor
         for request, computed in self._store_candidates(output):
             state = self._states[request]
-            limit = min(computed, request.num_tokens)
-            if self.offload_prompt_only:
-                limit = min(limit, request.num_prompt_tokens)
-            first, last = state.next_stored, limit // self.chunk_tokens
+            first, last = state.next_stored, self._num_offered(request, computed)
             plan = self.manager.prepare_store(state.context, first, last) if last > first else StorePlan([], [])
             if plan is None:  # no room: the same chunks are offered again next step
                 continue
             self._advance(state, last)
             if not plan.positions:
                 continue
-            table, keys = state.table, state.context.keys
-            source = [block for i in plan.positions for block in table[i * factor : (i + 1) * factor]]
-            job = self._new_job(state, "store", [keys[i] for i in plan.positions], source, plan.slot_ids)
+            keys, source = self._to_store(state, plan)
+            job = self._new_job(state, "store", keys, source, plan.slot_ids)
             stores[job.job_id] = job
             self.num_store_jobs += 1
             self._on_store_planned(state, job, flush)
         return stores
+
+    def _num_offered(self, request: Request, computed: int) -> int:
+        """Chunks of a request that are to be stored when so many tokens are computed."""
+        limit = min(computed, request.num_tokens)
+        if self.offload_prompt_only:
+            limit = min(limit, request.num_prompt_tokens)
+        return limit // self.chunk_tokens
+
+    def _to_store(self, state: RequestState, plan: StorePlan) -> tuple[Keys, Sequence[int]]:
+        """The planned chunks, and the GPU blocks that they lie in."""
+        table, keys, factor = state.table, state.context.keys, self.factor
+        source = [block for i in plan.positions for block in table[i * factor : (i + 1) * factor]]
+        return [keys[i] for i in plan.positions], source
 
     def _advance(self, state: RequestState, last: int) -> None:
         state.next_stored = max(state.next_stored, last)
@@ -288,6 +329,13 @@ class OffloadingConnector(KVConnector):
     def take_events(self) -> Sequence[KVCacheEvent]:
         return self.manager.take_events()
 
+    def _no_keys(self) -> KeySet:
+        return set()
+
+    def follows_decoding(self, request: Request) -> bool:
+        state = self._states[request]
+        return not self.offload_prompt_only or state.next_stored < request.num_prompt_tokens // self.chunk_tokens
+
     def may_defer(self) -> bool:
         return bool(self._jobs)  # nothing being written, nothing being loaded
 
@@ -311,3 +359,11 @@ class OffloadingConnector(KVConnector):
             assert not self._jobs, "copies are still in flight"
             assert not self._watched, "blocks are still watched"
             assert not self._loading, "keys are still being loaded"
+
+
+def num_computed_at_end(request: Request) -> int:
+    """Tokens of an ended request that are computed, as the last offer of its chunks counts them."""
+    # (0.33.0 counts a failed request's prompt as computed and dies of it; its worker lets it not come to that.)
+    if request.status is not RequestStatus.FINISHED:
+        return request.num_computed_tokens
+    return max(request.num_prompt_tokens, request.num_tokens - 1)  # the last sampled token has no KV

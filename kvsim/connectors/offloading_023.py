@@ -28,9 +28,7 @@ class OffloadingConnector023(OffloadingConnector):
         flush: set[int] = set()
         for request in output.preempted:
             flush |= self._states[request].jobs
-        if self._watched:
-            for block in set().union(*self._allocated) & self._watched.keys():
-                flush |= self._watched[block]
+        flush |= self._jobs_in_the_way()
         if self._states and all(s.request.is_finished for s in self._states.values()):
             flush |= self._jobs.keys()
         meta = OffloadingMeta(self._loads, self._plan_stores(output, flush), flush)

@@ -54,6 +54,10 @@ class OffloadingWorker:
         """Whether the copy is complete."""
         return self._copier.is_done(job)
 
+    def has_plans(self) -> bool:
+        """Whether the next step will submit something that is planned already."""
+        return bool(self._deferred)
+
     def has_finished(self) -> bool:
         """Whether a job has finished that was not reported yet."""
         self._collect()

@@ -73,7 +73,10 @@ class Sample:
 
 
 class Series:
-    """Samples at a regular interval that doubles whenever there are too many: bounded size for any length of run."""
+    """Samples at a regular interval that doubles whenever there are too many: bounded size for any length of run.
+
+    ``due_ns``: when the next one should be taken.
+    """
 
     FIRST_INTERVAL_NS = 10_000_000
 
@@ -81,11 +84,11 @@ class Series:
         self.max_points = max(max_points, 2)
         self.interval_ns = self.FIRST_INTERVAL_NS
         self.samples: list[Sample] = []
-        self._due_ns = 0
+        self.due_ns = 0
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a sample should be taken at this moment."""
-        return now_ns >= self._due_ns
+        return now_ns >= self.due_ns
 
     def add(self, sample: Sample) -> None:
         """Keep a sample; thins out the older ones when there are more than ``max_points``."""
@@ -93,7 +96,7 @@ class Series:
             del self.samples[1::2]
             self.interval_ns *= 2
         self.samples.append(sample)
-        self._due_ns = (sample.time_ns // self.interval_ns + 1) * self.interval_ns
+        self.due_ns = (sample.time_ns // self.interval_ns + 1) * self.interval_ns
 
 
 @dataclass(slots=True)

@@ -1,0 +1,249 @@
+"""The same scheduler, with decoding requests taken together: it decides the same, and looks only at those who matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvsim.cohort import Cohort
+from kvsim.connectors.base import SchedulerOutput, WorkerOutput
+from kvsim.extents.kv_cache_manager import RunKVCacheManager
+from kvsim.request import Request, RequestStatus
+from kvsim.scheduler import Scheduler
+from kvsim.scheduler_023 import Scheduler023
+
+
+class CohortScheduler(Scheduler):
+    """Running requests are either in the cohort, or scheduled one by one as in the reference ("individuals").
+
+    In the cohort are those of whom nothing is left but to decode, whose connector need not hear of it, and whose
+    future blocks nobody else can look for meanwhile: their blocks are counted, and hashed when they leave. Admission,
+    queues and preemption are the reference's own code. Whenever the cohort as a whole cannot go on (too few blocks,
+    not enough budget for those between its members), it is dissolved, and the step is decided one by one.
+    """
+
+    kv: RunKVCacheManager  # type: ignore[assignment]  # the same methods, in runs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cohort = Cohort(self.kv.block_size)
+        self._individuals: dict[Request, None] = {}  # running, in order, not in the cohort
+        self._order: dict[Request, int] = {}  # of running requests
+        self._num_admitted = 0
+        self._num_hashed = 0  # blocks of the cohort that carry their hash
+        self._users: dict[int, int] = {}  # segment that may be shared -> unfinished requests with blocks in it
+        self._growing: dict[int, Request] = {}  # such a segment that a member is going to fill -> the member
+        self._contested: dict[Request, None] = {}  # members whose future blocks somebody else has asked for
+        self._come_back: dict[Request, None] = {}  # preempted and not running again
+        self._looked_up: list[tuple[Request, int]] = []  # in this step, and the blocks hit locally
+        self._effects_before = 0
+
+    # -- requests in and out
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        users, growing = self._users, self._growing
+        for segment in _shared_segments(request, 0):
+            users[segment] = users.get(segment, 0) + 1
+            if segment in growing:  # from the next decision on, its blocks can be looked for
+                self._contested[growing[segment]] = None
+
+    def abort_request(self, request: Request, status: RequestStatus = RequestStatus.ABORTED) -> None:
+        if request in self.cohort:
+            self._leave(request)
+        super().abort_request(request, status)
+
+    def _end(self, request: Request, status: RequestStatus, *, keep_blocks: bool = False) -> None:
+        self._individuals.pop(request, None)
+        self._order.pop(request, None)
+        self._come_back.pop(request, None)
+        users = self._users
+        for segment in _shared_segments(request, 0):
+            users[segment] -= 1
+            if not users[segment]:
+                del users[segment]
+        super()._end(request, status, keep_blocks=keep_blocks)
+
+    def _preempt(self, request: Request) -> None:
+        self._individuals.pop(request, None)
+        del self._order[request]
+        self._come_back[request] = None
+        super()._preempt(request)
+
+    # -- in and out of the cohort
+    def _join_if_ready(self, request: Request) -> None:
+        if request.status is not RequestStatus.RUNNING or request.num_computed_tokens + 1 != request.num_tokens:
+            return
+        if self.connector is not None and self.connector.follows_decoding(request):
+            return
+        hashed = self.kv.num_hashed_blocks(request)
+        future = _shared_segments(request, hashed)
+        if any(self._users[segment] > 1 or self._is_cached_behind(segment, hashed) for segment in future):
+            return
+        for segment in future:
+            self._growing[segment] = request
+        del self._individuals[request]
+        self._num_hashed += hashed
+        left = min(request.max_tokens - request.num_output_tokens, self.limits.max_model_len - request.num_tokens)
+        self.cohort.join(request, self._order[request], left)
+
+    def _is_cached_behind(self, segment: int, position: int) -> bool:
+        """Whether somebody has computed before what a request is about to: its blocks would be duplicates."""
+        return self.kv.pool.last_cached(segment) > position
+
+    def _leave(self, request: Request, *, scheduled: int = 0) -> None:
+        """From now on one by one. Blocks that the cohort has taken become the request's."""
+        self.cohort.leave(request, scheduled=scheduled)
+        hashed = self.kv.num_hashed_blocks(request)
+        self._num_hashed -= hashed
+        for segment in _shared_segments(request, hashed):
+            self._growing.pop(segment, None)
+        table, computed = self.kv.tables[request], request.num_computed_tokens
+        table.gain(-(-computed // self.kv.block_size) - len(table))
+        self.kv.cache_blocks(request, computed)
+        individuals, order = self._individuals, self._order
+        late = bool(individuals) and order[next(reversed(individuals))] > order[request]
+        individuals[request] = None
+        if late:
+            self._individuals = dict(sorted(individuals.items(), key=lambda item: order[item[0]]))
+
+    def dissolve(self) -> None:
+        """Everybody leaves the cohort, between two steps."""
+        for request in list(self.cohort):
+            self._leave(request)
+
+    # -- one step
+    def schedule(self) -> SchedulerOutput:
+        for request in self._contested:
+            if request in self.cohort:
+                self._leave(request)
+        self._contested, self._looked_up = {}, []
+        self._effects_before = 0 if self.connector is None else self.connector.num_lookup_effects
+        return super().schedule()
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
+        members = len(self.cohort)
+        if not members:
+            return super()._schedule_running(output, budget)
+        need = self.cohort.demand(1)
+        if not self._goes_through(need, budget - members):
+            self.dissolve()
+            return super()._schedule_running(output, budget)
+        self.kv.pool.take(need)
+        output.num_decoding = members
+        output.decode_contexts = self.cohort.num_computed_tokens + members
+        if not self._individuals:
+            return budget - members
+        everybody, self.running = self.running, list(self._individuals)
+        budget = super()._schedule_running(output, budget - members)
+        self.running = everybody
+        return budget
+
+    def _goes_through(self, need: int, budget: int) -> bool:
+        """Whether each member gets its token and each individual what it would get in its place, without preemption."""
+        free = self.kv.pool.num_free - need
+        if free < 0 or budget < 0:
+            return False
+        wanted, left = 0, budget
+        for request in self._individuals:
+            computed = request.num_computed_tokens
+            wanted += self._num_new_tokens(request, self.limits.max_num_batched_tokens)
+            tokens = self._num_new_tokens(request, left) if left > 0 else 0
+            left -= tokens
+            if tokens:
+                free -= self.kv.num_blocks_to_allocate(request, computed + tokens)
+        if free < 0:
+            return False
+        # With budget for all, the order does not matter; else those who stand behind the whole cohort share the rest.
+        count = len(self._individuals)
+        return wanted <= budget or self.running[-count:] == list(self._individuals)
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        before = len(self.running)
+        super()._schedule_waiting(output, budget)
+        for request in self.running[before:]:
+            self._num_admitted += 1
+            self._order[request] = self._num_admitted
+            self._individuals[request] = None
+            self._come_back.pop(request, None)
+
+    def _look_outside(self, request: Request, local: int) -> tuple[int, bool] | None:
+        self._looked_up.append((request, local // self.kv.block_size))
+        return super()._look_outside(request, local)
+
+    def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
+        if output.num_decoding:
+            due = self.cohort.due()
+            for request in due:
+                self._leave(request, scheduled=1)
+                output.num_scheduled_tokens[request] = 1
+            if due:  # they end in scheduling order
+                order = self._order
+                in_order = sorted(output.num_scheduled_tokens.items(), key=lambda item: order[item[0]])
+                output.num_scheduled_tokens = dict(in_order)
+            self.cohort.advance(1)
+        ended = super().update_from_output(output, worker_output)
+        for request in list(self._individuals):
+            self._join_if_ready(request)
+        return ended
+
+    # -- many steps
+    def num_quiet_steps(self, output: SchedulerOutput) -> int:
+        """How many steps, this one included, will be decided alike if nothing happens meanwhile; at least 1."""
+        pool = self.kv.pool
+        if not output.num_decoding or self._individuals or output.preempted or output.hits:
+            return 1
+        if self.connector is not None and self.connector.num_lookup_effects != self._effects_before:
+            return 1
+        room = pool.num_free
+        if self.connector is not None:
+            asked = [*self._looked_up, self._refusal.held] if self._refusal.held else self._looked_up
+            sensitive: set[int] = set()
+            for request, blocks in asked:
+                path = request.block_hashes.path  # type: ignore[attr-defined]
+                sensitive.update(run[0] for run in path.runs(0, blocks))
+            if sensitive or pool.num_watched:
+                room = pool.blocks_before(sensitive, room)
+        cohort = self.cohort
+        taken = cohort.demand(1)  # the blocks of this step
+        return max(cohort.most_steps(cohort.steps_to_end(), taken + room), 1)
+
+    def go_on(self, steps: int) -> None:
+        """The step under way and those behind it are over, and so many steps later one like it is under way."""
+        cohort = self.cohort
+        self.kv.pool.take(cohort.demand(steps + 1) - cohort.demand(1))
+        cohort.advance(steps)
+
+    @contextmanager
+    def step_over(self) -> Iterator[None]:
+        """Inside, the step under way is over; behind, the next one like it is under way."""
+        self.cohort.advance(1)
+        yield
+        self.kv.pool.take(self.cohort.demand(1))
+
+    # -- what others want to know
+    def num_open_output_tokens(self) -> int:
+        """See `SchedulerState`; members have generated more than their own numbers say."""
+        cohort = self.cohort
+        as_they_joined = sum(request.num_output_tokens - request.num_computed_tokens for request in cohort)
+        others = sum(request.num_output_tokens for group in (self._individuals, self._come_back) for request in group)
+        return others + cohort.num_computed_tokens + as_they_joined
+
+    def num_cached_blocks(self) -> int:
+        """See `SchedulerState`; what members have filled since they joined is theirs alone."""
+        return super().num_cached_blocks() + self.cohort.full_blocks() - self._num_hashed
+
+    def check(self, *, at_end: bool = False) -> None:
+        """See `SchedulerState`."""
+        self.dissolve()
+        super().check(at_end=at_end)
+
+
+class CohortScheduler023(CohortScheduler, Scheduler023):
+    """Of release 0.23.0."""
+
+
+def _shared_segments(request: Request, first: int) -> list[int]:
+    """Segments of the request's blocks from ``first`` on that other requests may have too."""
+    path = request.block_hashes.path  # type: ignore[attr-defined]
+    return [run[0] for run in path.runs(first, path.num_shared)]

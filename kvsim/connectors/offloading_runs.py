@@ -1,0 +1,151 @@
+"""OffloadingConnector over runs: the same plans, with keys and blocks by the run instead of one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvsim.connectors.base import BlockTable, SchedulerOutput
+from kvsim.connectors.offloading import (
+    Job,
+    KeySet,
+    OffloadingConnector,
+    OffloadingMeta,
+    RequestState,
+    num_computed_at_end,
+)
+from kvsim.connectors.offloading_023 import OffloadingConnector023
+from kvsim.extents.context import RunContext
+from kvsim.extents.extent_pool import ExtentPool
+from kvsim.extents.path import Path, Run, Runs
+from kvsim.extents.pool_pieces import Table
+from kvsim.extents.run_set import RunSet
+from kvsim.extents.store_use import RunStoreUse
+from kvsim.offload.ledger import Ledger, StorePlan
+from kvsim.request import Request
+
+
+class RunOffloadingConnector(OffloadingConnector):
+    """Watches pieces of the pool where the reference watches block ids; the ledger must be one over runs, too.
+
+    An ended request may still have chunks to offer in the next step. Who gets its blocks until then decides whether
+    their copy is urgent, so they are watched from its end on, at first under a (negative) number of the request's.
+
+    Args:
+        pool: the GPU's.
+    """
+
+    def __init__(self, manager: Ledger, pool: ExtentPool, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._pool = pool
+        self.store_use = RunStoreUse()  # type: ignore[assignment]  # the same methods
+        self._touched: dict[int, list[Run]] = {}  # watcher -> what of it was handed out in this step
+        self._last_offers: dict[Request, tuple[int, list[Run]]] = {}  # of ended requests: watcher, blocks
+        self._num_last_offers = 0
+
+    @property
+    def num_lookup_effects(self) -> int:
+        """See `KVConnector`; the ledger knows."""
+        effects: int = self.manager.num_changes  # type: ignore[attr-defined]
+        return effects
+
+    # -- keys
+    def _new_context(self, request: Request) -> RunContext:
+        content: Any = request.content
+        return RunContext(
+            request.request_id, content.path if self.factor == 1 else content.in_blocks_of(self.chunk_tokens)
+        )
+
+    def _extend_keys(self, state: RequestState) -> None:
+        known = len(state.request.block_hashes) // self.factor
+        if known > state.context.num_keys:
+            state.context.extend_to(known)
+
+    def _no_keys(self) -> KeySet:
+        return RunSet()
+
+    # -- blocks, of which only the number matters to a copy
+    def _to_load(self, table: BlockTable, first: int, last: int) -> range:
+        return range(last - first)
+
+    def _to_store(self, state: RequestState, plan: StorePlan) -> tuple[Runs, range]:
+        keys: Any = plan.positions  # a ledger over runs answers in runs
+        return keys, range(len(keys) * self.factor)
+
+    def _block_runs(self, request: Request, chunks: Iterable[Run]) -> list[Run]:
+        hashes: Any = request.block_hashes
+        path: Path = hashes.path
+        factor = self.factor
+        return [run for _, first, last in chunks for run in path.runs(first * factor, last * factor)]
+
+    # -- blocks that a pending store reads
+    def _take_block_updates(self, output: SchedulerOutput) -> None:
+        for request, table in output.tables.items():
+            self._states[request].table = table
+            self._allocated.append(table)
+        for request in output.num_scheduled_tokens:
+            self._extend_keys(self._states[request])
+
+    def _jobs_in_the_way(self) -> set[int]:
+        pool = self._pool
+        touched, pool.touched_jobs = pool.touched_jobs, {}
+        if pool.watchers:
+            for table in self._allocated:
+                for piece in table.held():
+                    for watcher in piece.watch:
+                        touched.setdefault(watcher, []).append(Run(piece.segment, piece.first, piece.last))
+        self._touched = touched
+        return {watcher for watcher in touched if watcher >= 0}
+
+    def _watch(self, state: RequestState) -> None:
+        table: Table = state.table
+        for job_id in state.jobs:
+            job = self._jobs[job_id]
+            if job.direction == "store" and table:
+                self._pool.watch(table, self._block_runs(state.request, job.keys.runs), job_id)
+
+    def _unwatch(self, job: Job) -> None:
+        if job.request.is_finished:
+            self._pool.unwatch(self._block_runs(job.request, job.keys.runs), job.job_id)
+
+    def request_finished(self, request: Request, table: BlockTable) -> bool:
+        state = self._states[request]
+        super().request_finished(request, table)
+        first, last = state.next_stored, self._num_offered(request, num_computed_at_end(request))
+        if last > first and state.table:
+            self._num_last_offers += 1
+            blocks = self._block_runs(request, [Run(0, first, last)])
+            self._last_offers[request] = -self._num_last_offers, blocks
+            self._pool.watch(state.table, blocks, -self._num_last_offers)
+        return False
+
+    def build_connector_meta(self, output: SchedulerOutput) -> OffloadingMeta:
+        """See `OffloadingConnector`."""
+        meta = super().build_connector_meta(output)
+        if self._last_offers:
+            for watcher, blocks in self._last_offers.values():
+                self._pool.unwatch(blocks, watcher)
+            self._last_offers = {}
+        return meta
+
+    def _on_store_planned(self, state: RequestState, job: Job, flush: set[int]) -> None:
+        if state.request.is_finished:
+            watcher, _ = self._last_offers[state.request]
+            source = self._block_runs(state.request, job.keys.runs)
+            if any(_overlap(a, b) for a in self._touched.get(watcher, ()) for b in source):
+                flush.add(job.job_id)
+            self._pool.rewatch(source, watcher, job.job_id)
+
+
+class RunOffloadingConnector023(OffloadingConnector023, RunOffloadingConnector):
+    """Of release 0.23.0, which offers nothing after a request's end."""
+
+    def request_finished(self, request: Request, table: BlockTable) -> bool:
+        return OffloadingConnector023.request_finished(self, request, table)
+
+    def _on_store_planned(self, state: RequestState, job: Job, flush: set[int]) -> None:
+        OffloadingConnector023._on_store_planned(self, state, job, flush)
+
+
+def _overlap(one: Run, other: Run) -> bool:
+    return one.segment == other.segment and one.first < other.last and other.first < one.last

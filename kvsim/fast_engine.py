@@ -1,0 +1,182 @@
+"""The engine that jumps over quiet steps: the same decisions at the same nanoseconds, without making them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+import simpy
+
+from kvsim.clock import Clock
+from kvsim.cohort_scheduler import CohortScheduler
+from kvsim.connectors.base import ConnectorWorker, SchedulerOutput
+from kvsim.engine import Engine, batch_of
+
+
+class WindowTime(Protocol):
+    """A step-time model that knows sums (see `kvsim.steptime.base.StepTimeModel`)."""
+
+    @property
+    def contexts_add_up(self) -> bool:
+        """Whether of all decoding contexts only their number and sum matter."""
+        ...
+
+    def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
+        """Time of one step."""
+        ...
+
+    def window_ns(self, decode: Sequence[int], k: int) -> int:
+        """Time of k decode steps."""
+        ...
+
+
+class _Window:
+    """Quiet steps under way: when each of them ends."""
+
+    def __init__(self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int) -> None:
+        self.started_ns = started_ns
+        self.last = steps  # number of the step with which it ends, from 1 on
+        self.plan = 0  # number of the latest wake-up; older ones are void
+        self._model, self._decode = model, decode
+        self._spans: dict[int, int] = {0: 0}
+
+    def span_ns(self, steps: int) -> int:
+        """Time of the first so many steps."""
+        span = self._spans.get(steps)
+        if span is None:
+            span = self._spans[steps] = self._model.window_ns(self._decode, steps)
+        return span
+
+    def step_at(self, now_ns: int, first: int) -> int:
+        """The step that is under way at an instant, from ``first`` on; at the end of a step: that one."""
+        elapsed = now_ns - self.started_ns
+        low, high = first, self.last
+        while low < high:
+            middle = (low + high) // 2
+            if self.span_ns(middle) >= elapsed:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+class FastEngine(Engine):
+    """Engine whose decoding requests go in a cohort; while they are alone, one event stands for many steps.
+
+    A stretch of quiet steps ends with the step in which anything happens: an arrival, the end of a copy, an abort.
+    Whoever has news calls `notify`, as a waiting engine needs anyway.
+
+    Args:
+        step_time: knows windows.
+        is_disturbed: whether a forward pass that starts now could be slowed down by copies.
+    """
+
+    scheduler: CohortScheduler
+
+    def __init__(
+        self,
+        env: Clock,
+        scheduler: CohortScheduler,
+        step_time: WindowTime,
+        worker: ConnectorWorker | None = None,
+        *,
+        is_disturbed: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> None:
+        super().__init__(env, scheduler, step_time, worker, **options)
+        self._window_time, self._is_disturbed = step_time, is_disturbed
+        self._window: _Window | None = None
+        self._under_way = 0  # number of the step in the window that is under way, as far as the scheduler knows
+        self.num_decisions = 0
+
+    def notify(self) -> None:
+        """See `Engine`; a stretch of quiet steps ends with the one that is under way."""
+        super().notify()
+        window = self._window
+        if window is not None:
+            last = window.step_at(self.env.now, self._under_way)
+            if last < window.last:
+                window.last = last
+                self._wake_at(window, last)
+
+    def _decode_contexts(self, output: SchedulerOutput, own: list[int]) -> list[int]:
+        """Contexts of a step's decoding requests, or others with the same number and sum where that is enough."""
+        if not output.num_decoding:
+            return own
+        if self._window_time.contexts_add_up:
+            return [*own, output.decode_contexts, *[0] * (output.num_decoding - 1)]
+        return own + [computed + 1 for computed in self.scheduler.cohort.contexts()]
+
+    def _forward_ns(self, output: SchedulerOutput) -> int:
+        prefill, decode = batch_of(output)
+        return self._window_time.step_ns(prefill, self._decode_contexts(output, decode))
+
+    def _forward(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
+        self.num_decisions += 1
+        steps = 1
+        if output.num_decoding and not output.num_scheduled_tokens and self._is_calm(output):
+            steps = self.scheduler.num_quiet_steps(output)
+        if steps == 1:
+            yield from super()._forward(output)
+            return
+        window = self._window = _Window(self._window_time, self._decode_contexts(output, []), self.env.now, steps)
+        self._under_way = 1
+        self._observer.on_forward(window.span_ns(1))
+        try:
+            yield from self._pass(window)
+        except simpy.Interrupt:
+            # It dies at this instant, before a step that would end now has ended.
+            self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
+            raise
+        finally:
+            self._window = None
+
+    def _is_calm(self, output: SchedulerOutput) -> bool:
+        """Whether neither worker nor link has anything to do with this step or the next but to go on."""
+        worker = self.worker
+        if worker is None:
+            return True
+        return not worker.has_plans() and not worker.has_finished() and not self._is_disturbed()  # type: ignore[attr-defined]
+
+    def _pass(self, window: _Window) -> Generator[simpy.Event, Any, None]:
+        """Let the steps pass; behind it, the last one's end has come, and its output is still to be taken."""
+        observer = self._observer
+        while True:
+            wanted_ns = observer.state_wanted_ns()
+            stop = window.last
+            if wanted_ns < window.started_ns + window.span_ns(stop):
+                stop = window.step_at(max(wanted_ns, self.env.now), self._under_way)
+            yield from self._wait_until(window, stop)
+            stop = min(stop, window.last)
+            self._go_on(window, stop)
+            if stop == window.last:
+                return
+            with self.scheduler.step_over():
+                observer.on_quiet_state()
+            self._under_way += 1
+            observer.on_quiet_steps(1, window.span_ns(stop + 1) - window.span_ns(stop))
+
+    def _go_on(self, window: _Window, step: int) -> None:
+        """Bring the scheduler to the step that is under way now."""
+        more = step - self._under_way
+        if more:
+            self.scheduler.go_on(more)
+            self._observer.on_quiet_steps(more, window.span_ns(step) - window.span_ns(self._under_way))
+            self._under_way = step
+
+    def _wait_until(self, window: _Window, step: int) -> Generator[simpy.Event, Any, None]:
+        """Wait for the end of a step, or of an earlier one with which the window has come to end."""
+        self._passed = self.env.event()
+        self._wake_at(window, step)
+        yield self._passed
+
+    def _wake_at(self, window: _Window, step: int) -> None:
+        window.plan += 1
+        plan = window.plan
+        wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now)
+        assert wake.callbacks is not None
+        wake.callbacks.append(lambda _event: self._on_wake(window, plan))
+
+    def _on_wake(self, window: _Window, plan: int) -> None:
+        if plan == window.plan and self._window is window:
+            self._passed.succeed()
