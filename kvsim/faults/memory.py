@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.offload.context import RequestContext
-from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
+from kvsim.offload.ledger import Context, Keys, Ledger, PrefixHit, StorePlan
 
 
 class BreakableLedger(Ledger):
@@ -38,33 +37,31 @@ class BreakableLedger(Ledger):
     def epoch(self) -> int:
         return self._ledger.epoch + self._changes
 
-    def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
+    def lookup_prefix(self, context: Context, first: int, last: int) -> PrefixHit:
         return PrefixHit(0, False) if self.is_away else self._ledger.lookup_prefix(context, first, last)
 
-    def touch(self, context: RequestContext) -> None:
+    def touch(self, context: Context) -> None:
         self._ledger.touch(context)
 
-    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+    def prepare_load(self, context: Context, first: int, last: int) -> Keys:
         return self._ledger.prepare_load(context, first, last)
 
-    def complete_load(self, keys: Sequence[int]) -> None:
+    def complete_load(self, keys: Keys) -> None:
         self._ledger.complete_load(keys)
 
-    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+    def prepare_store(self, context: Context, first: int, last: int) -> StorePlan | None:
         return None if self.is_away else self._ledger.prepare_store(context, first, last)
 
-    def prepare_load_of(self, context: RequestContext, positions: Sequence[int]) -> list[int]:
+    def prepare_load_of(self, context: Context, positions: Sequence[int]) -> Keys:
         return self._ledger.prepare_load_of(context, positions)
 
-    def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
+    def prepare_store_of(self, context: Context, positions: Sequence[int]) -> StorePlan | None:
         return None if self.is_away else self._ledger.prepare_store_of(context, positions)
 
-    def complete_store(
-        self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
-    ) -> None:
+    def complete_store(self, keys: Keys, context: Context | None = None, *, success: bool = True) -> None:
         self._ledger.complete_store(keys, context, success=success)
 
-    def on_request_finished(self, context: RequestContext) -> None:
+    def on_request_finished(self, context: Context) -> None:
         self._ledger.on_request_finished(context)
 
     def on_schedule_end(self) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.kv_events import KVCacheEvent
-from kvsim.offload.context import RequestContext
+
+# What a ledger calls keys, chunks or slots: lists of numbers in `kvsim.offload`, `Runs` in `kvsim.extents`.
+Keys = Any
+# What goes with them: `kvsim.offload.context.RequestContext` or `kvsim.extents.context.RunContext`.
+Context = Any
 
 
 class PrefixHit(NamedTuple):
@@ -20,8 +24,8 @@ class PrefixHit(NamedTuple):
 class StorePlan(NamedTuple):
     """Chunks to copy (positions in the request) and the slot of each."""
 
-    positions: list[int]
-    slot_ids: list[int]
+    positions: Keys
+    slot_ids: Keys
 
 
 class Ledger(ABC):
@@ -39,27 +43,27 @@ class Ledger(ABC):
         """Grows with every change that a lookup could notice."""
 
     @abstractmethod
-    def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
+    def lookup_prefix(self, context: Context, first: int, last: int) -> PrefixHit:
         """How far the request's chunks ``first .. last-1`` are here. Chunks being written count, and say so."""
 
     @abstractmethod
-    def touch(self, context: RequestContext) -> None:
+    def touch(self, context: Context) -> None:
         """All of the request's keys were asked for (release 0.23.0 only)."""
 
     @abstractmethod
-    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+    def prepare_load(self, context: Context, first: int, last: int) -> Keys:
         """Pin chunks ``first .. last-1`` for reading and return their slots. They must be ready."""
 
     @abstractmethod
-    def prepare_load_of(self, context: RequestContext, positions: Sequence[int]) -> list[int]:
+    def prepare_load_of(self, context: Context, positions: Sequence[int]) -> Keys:
         """As `prepare_load`, of any of the request's chunks."""
 
     @abstractmethod
-    def complete_load(self, keys: Sequence[int]) -> None:
+    def complete_load(self, keys: Keys) -> None:
         """The copies have been read."""
 
     @abstractmethod
-    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+    def prepare_store(self, context: Context, first: int, last: int) -> StorePlan | None:
         """Offer chunks ``first .. last-1``: the absent ones get slots.
 
         Returns:
@@ -67,23 +71,21 @@ class Ledger(ABC):
         """
 
     @abstractmethod
-    def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
+    def prepare_store_of(self, context: Context, positions: Sequence[int]) -> StorePlan | None:
         """As `prepare_store`, of any of the request's chunks, in the order given."""
 
     @abstractmethod
-    def complete_store(
-        self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
-    ) -> None:
+    def complete_store(self, keys: Keys, context: Context | None = None, *, success: bool = True) -> None:
         """The copies are written: readable, and evictable; without ``success`` they are gone and their slots free.
 
         ``context``: whose store it was, if a request's.
         """
 
     @abstractmethod
-    def on_request_finished(self, context: RequestContext) -> None:
+    def on_request_finished(self, context: Context) -> None:
         """The request is over: commit what was noted while it lived."""
 
-    def sources(self, context: RequestContext, first: int, last: int) -> list[int]:
+    def sources(self, context: Context, first: int, last: int) -> list[int]:
         """Numbers of the secondary tiers that this request has had its chunks ``first .. last-1`` brought from."""
         return []
 

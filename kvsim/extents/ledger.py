@@ -1,0 +1,320 @@
+"""RunOffloadingManager: the ledger of the CPU tier by the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvsim.extents.chunk_piece import ChunkPiece, RunPolicy
+from kvsim.extents.context import RunContext
+from kvsim.extents.intervals import Interval
+from kvsim.extents.path import NO_KEYS, Key, Run, Runs
+from kvsim.extents.pieces import total
+from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
+
+RunPolicyFactory = Callable[[int], RunPolicy]  # takes the capacity
+NOTHING_TO_STORE = StorePlan(NO_KEYS, NO_KEYS)
+
+
+class RunOffloadingManager(Ledger):
+    """Decides as `kvsim.offload.manager.OffloadingManager` does, at a cost that grows with pieces, not with chunks.
+
+    Keys are `Runs`, slots are not told apart: where the reference returns slots, this returns the keys. KV events and
+    contexts of several groups are not supported.
+
+    Raises:
+        ValueError: a ``store_threshold`` that would count offers, which only the reference does.
+    """
+
+    def __init__(self, num_slots: int, policy: RunPolicyFactory, store_threshold: int = 0) -> None:
+        if store_threshold >= 2:
+            raise ValueError("a store_threshold counts chunk by chunk: it needs the reference ledger")
+        self.num_slots = num_slots
+        self.policy = policy(num_slots)
+        self.pieces = self.policy.pieces
+        self._epoch = 0
+        self._num_chunks = self._num_evictable = self._num_evicted = self._num_refusals = 0
+
+    # -- looking
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def num_changes(self) -> int:
+        """Grows when a lookup and its touch change something that they would change again if repeated."""
+        return self.policy.num_changes
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.pieces
+
+    def lookup_prefix(self, context: RunContext, first: int, last: int) -> PrefixHit:
+        pending, position = False, first
+        for run in context.path.runs(first, last):
+            for piece in self.pieces.overlapping(run):
+                if piece.first > position:
+                    return PrefixHit(position - first, pending)
+                pending = pending or piece.ref_count < 0
+                position = piece.last
+            if position < run.last:
+                return PrefixHit(position - first, pending)
+            position = run.last
+        return PrefixHit(position - first, pending)
+
+    def held(self, keys: Runs) -> Runs:
+        """Those of the keys that are here, in the order given."""
+        here = Runs(
+            Run(segment, max(piece.first, first), min(piece.last, last))
+            for segment, first, last in keys.runs
+            for piece in self.pieces.overlapping(Run(segment, first, last))
+        )
+        return keys if len(here) == len(keys) else here
+
+    def touch(self, context: RunContext) -> None:
+        """Nothing to do: recency is committed at the request's end."""
+
+    # -- loading
+    def prepare_load(self, context: RunContext, first: int, last: int) -> Runs:
+        keys = context.path.keys(first, last)
+        self.pin(keys)
+        if first < last:
+            self._note(context, [(first, last)], [(first, last)])
+        return keys
+
+    def prepare_load_of(self, context: RunContext, positions: Sequence[int]) -> Runs:
+        return self.prepare_load(context, *_stretch(positions))
+
+    def pin(self, keys: Runs) -> Runs:
+        """Protect ready chunks from eviction while somebody reads them."""
+        pieces = self._pieces_of(keys)
+        if any(piece.ref_count < 0 for piece in pieces):
+            raise ValueError("a chunk is read that is still being written")
+        for piece in pieces:
+            self._use(piece)
+        self._epoch += 1
+        return keys
+
+    def complete_load(self, keys: Runs) -> None:
+        for piece in self._pieces_of(keys):
+            if piece.ref_count <= 0:
+                raise ValueError("a load is completed that was never prepared")
+            if piece.ref_count == 1 and piece.doomed:
+                self._drop(piece)
+            else:
+                self._release(piece)
+        self._epoch += 1
+
+    # -- storing
+    def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
+        absent, ready = self._survey(context, first, last)
+        missed = [new for gap in absent for new in context.missed.add(*gap)]
+        if missed:
+            self.policy.on_store_miss(context.runs_of(missed))
+        self._note(context, sorted(absent + ready) if ready else absent, ready)
+        return self._store(context, absent, ready)
+
+    def prepare_store_of(self, context: RunContext, positions: Sequence[int]) -> StorePlan | None:
+        return self.prepare_store(context, *_stretch(positions))
+
+    def promote(self, context: RunContext, first: int, last: int) -> int:
+        """Reserve absent chunks, one offer after another until one is refused; returns how many were reserved."""
+        if first >= last:
+            return 0
+        if self.policy.one_by_one:
+            for position in range(first, last):
+                if self.prepare_store(context, position, position + 1) is None:
+                    return position - first
+            return last - first
+        free = self.num_slots - self._num_chunks
+        count = min(last - first, free + self._num_evictable)
+        end = first + count
+        self._offer_absent(context, first, min(end + 1, last))
+        if count > free:
+            self._evict(count - free)
+            self._epoch += count - free - 1
+        if count:
+            self._insert(context, [(first, end)])
+            self._epoch += count - 1
+        if end < last:
+            self._num_refusals += 1
+        return count
+
+    def complete_store(self, keys: Runs, context: RunContext | None = None, *, success: bool = True) -> None:
+        for piece in self._pieces_of(keys):
+            if piece.ref_count >= 0:
+                raise ValueError("a store is completed that was never prepared")
+            if success and not piece.doomed:
+                self._release(piece)
+            else:
+                self._drop(piece)
+        self._epoch += 1
+
+    def on_request_finished(self, context: RunContext) -> None:
+        self.policy.on_request_finished(context)
+
+    def lose_contents(self) -> None:
+        """The memory is empty from now on. What somebody reads or writes goes when they are done."""
+        for piece in list(self.pieces):
+            if piece.ref_count == 0:
+                self._num_evictable -= piece.last - piece.first
+                self._drop(piece)
+            else:
+                piece.doomed = True
+        self._epoch += 1
+
+    # -- counting
+    @property
+    def capacity_chunks(self) -> int:
+        return self.num_slots
+
+    @property
+    def num_chunks(self) -> int:
+        return self._num_chunks
+
+    @property
+    def num_evicted(self) -> int:
+        return self._num_evicted
+
+    @property
+    def num_refusals(self) -> int:
+        return self._num_refusals
+
+    # -- inside
+    def _pieces_of(self, keys: Runs) -> list[ChunkPiece]:
+        """Exactly these chunks, which must all be here."""
+        pieces = [piece for run in keys.runs for piece in self.pieces.cover(run)]
+        if sum(piece.last - piece.first for piece in pieces) != keys.num_keys:
+            raise KeyError("a chunk is used that is not here")
+        return pieces
+
+    def _survey(self, context: RunContext, first: int, last: int) -> tuple[list[Interval], list[Interval]]:
+        """Positions that are absent, and positions that are ready; those being written are neither."""
+        absent: list[Interval] = []
+        ready: list[Interval] = []
+        start = first  # of a gap, which may go on over several segments
+        for run in context.path.runs(first, last):
+            for piece in self.pieces.overlapping(run):
+                if start < piece.first:
+                    absent.append((start, piece.first))
+                start = min(piece.last, run.last)
+                if piece.ref_count >= 0:
+                    ready.append((max(piece.first, run.first), start))
+        if start < last:
+            absent.append((start, last))
+        return absent, ready
+
+    def _note(self, context: RunContext, used: Iterable[Interval], reused: Iterable[Interval]) -> None:
+        """The request is seen to use these positions; those reused were there, perhaps thanks to itself."""
+        new = [part for interval in used for part in context.seen.add(*interval)]
+        if new:
+            self.policy.on_access(context, new)
+        for interval in reused:
+            for part in context.inserted.missing(*interval):
+                context.reused.add(*part)
+
+    def _offer_absent(self, context: RunContext, first: int, last: int) -> None:
+        missed = context.missed.add(first, last)
+        if missed:
+            self.policy.on_store_miss(context.runs_of(missed))
+        self._note(context, [(first, last)], [])
+
+    def _store(self, context: RunContext, absent: list[Interval], ready: list[Interval]) -> StorePlan | None:
+        """Reserve slots for what is absent; nothing that was offered makes room for it."""
+        if not absent:
+            return NOTHING_TO_STORE
+        missing = sum(last - first for first, last in absent) - (self.num_slots - self._num_chunks)
+        if missing > 0:
+            covered = (piece for run in context.runs_of(ready) for piece in self.pieces.cover(run))
+            spared = [piece for piece in covered if not piece.ref_count]
+            num_spared = sum(piece.last - piece.first for piece in spared)
+            if missing > self._num_evictable - num_spared or not self._evict_sparing(missing, spared):
+                self._num_refusals += 1
+                return None
+        keys = self._insert(context, absent)
+        return StorePlan(keys, keys)
+
+    def _evict_sparing(self, count: int, spared: list[ChunkPiece]) -> bool:
+        for piece in spared:
+            self._use(piece)
+        done = self._evict(count)
+        for piece in spared:
+            self._release(piece)
+        return done
+
+    def _evict(self, count: int) -> bool:
+        if not self.policy.evict(count):
+            return False
+        self._num_chunks -= count
+        self._num_evictable -= count
+        self._num_evicted += count
+        self._epoch += 1
+        return True
+
+    def _insert(self, context: RunContext, positions: list[Interval]) -> Runs:
+        runs = context.runs_of(positions)
+        self.policy.insert(context, runs)
+        for first, last in positions:
+            context.inserted.add(first, last)
+        keys = Runs(runs)
+        self._num_chunks += len(keys)
+        self._epoch += 1
+        return keys
+
+    def _use(self, piece: ChunkPiece) -> None:
+        if piece.ref_count == 0:
+            self._num_evictable -= piece.last - piece.first
+            self.policy.on_in_use(piece)
+        piece.ref_count += 1
+
+    def _release(self, piece: ChunkPiece) -> None:
+        """One reader less, or the writer is done."""
+        piece.ref_count = max(piece.ref_count - 1, 0)
+        if piece.ref_count == 0:
+            self._num_evictable += piece.last - piece.first
+            self.policy.on_evictable(piece)
+
+    def _drop(self, piece: ChunkPiece) -> None:
+        self._num_chunks -= piece.last - piece.first
+        self.policy.remove(piece)
+
+    def check(self, *, at_end: bool) -> None:
+        assert total(Run(p.segment, p.first, p.last) for p in self.pieces) == self._num_chunks, "CPU chunks miscounted"
+        assert self._num_chunks <= self.num_slots, "more CPU chunks than slots"
+        evictable = sum(len(piece) for piece in self.pieces if piece.ref_count == 0)
+        assert evictable == self._num_evictable, f"{evictable} evictable chunks, {self._num_evictable} counted"
+        self.policy.check()
+        if at_end:
+            assert evictable == self._num_chunks, f"{self._num_chunks - evictable} CPU chunks are still pinned"
+
+
+class RunOffloadingManager023(RunOffloadingManager):
+    """0.23.0: a policy is touched at every lookup and store; nothing is committed late.
+
+    `kvsim.offload.manager.OffloadingManager023` by the run.
+    """
+
+    lookups_are_pure = False
+
+    def touch(self, context: RunContext) -> None:
+        self.policy.touch(context.path.runs(0, context.num_keys))
+
+    def prepare_load(self, context: RunContext, first: int, last: int) -> Runs:
+        return self.pin(context.path.keys(first, last))
+
+    def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
+        return self._store(context, *self._survey(context, first, last))
+
+    def _offer_absent(self, context: RunContext, first: int, last: int) -> None:
+        """Only touches are noted."""
+
+    def on_request_finished(self, context: RunContext) -> None:
+        """Nothing is committed late."""
+
+
+def _stretch(positions: Sequence[int]) -> tuple[int, int]:
+    """First and last of positions that follow each other: a run-level ledger takes no others."""
+    if not positions:
+        return 0, 0
+    first, last = positions[0], positions[-1] + 1
+    if last - first != len(positions):
+        raise NotImplementedError("positions that don't follow each other need the reference ledger")
+    return first, last
