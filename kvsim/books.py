@@ -283,6 +283,7 @@ class Books(EngineObserver):
     def settle(self, hang: str = "") -> None:
         """Totals of this rank, and a reason for what never ended here (``hang``: what will never end)."""
         record, totals = self._record, self._record.totals
+        self._scheduler.settle()
         totals.end_ns = self._clock.now
         if not self._is_dead:
             self._take_counts()

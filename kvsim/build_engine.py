@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TextIO
 
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_faults import Faults
 from kvsim.build_tiers import BuiltTier
+from kvsim.build_fast import is_disturbed_by, run_kv_cache_manager, run_offloading_connector
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
+from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import ComputeStream
 from kvsim.config import (
     CustomConnector,
@@ -28,6 +31,7 @@ from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
 from kvsim.data_parallel import RankBooks
 from kvsim.engine import Engine
+from kvsim.fast_engine import FastEngine
 from kvsim.gates.base import Gate
 from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.host_memory import HostMemory
@@ -125,6 +129,8 @@ class EngineBuilder:
         return all(tier.is_idle() for tier in self._faulty_tiers)
 
     def _kv_cache_manager(self) -> AnyKVCacheManager:
+        if self._plan.fast:
+            return run_kv_cache_manager(self._plan)
         plan, caching = self._plan, self._plan.config.engine.enable_prefix_caching
         pool, longest = plan.release.block_pool(plan.sizes.num_gpu_blocks), plan.limits.max_model_len
         if not plan.sizes.groups.specs:
@@ -149,6 +155,8 @@ class EngineBuilder:
 
     def _scheduler(self, kv: AnyKVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
         plan, release = self._plan, self._plan.release
+        if plan.fast:
+            return release.cohort_scheduler(plan.limits, kv, connector, gates)
         is_async, drafts = plan.config.engine.async_scheduling, plan.speculation
         policy: LoadFailurePolicy = getattr(plan.config.connector, "kv_load_failure_policy", "fail")
         if drafts is not None:
@@ -168,6 +176,18 @@ class EngineBuilder:
         lockstep: Lockstep | None,
     ) -> Engine:
         plan, checks = self._plan, self._plan.config.debug
+        if plan.fast:
+            assert isinstance(scheduler, CohortScheduler)
+            is_disturbed = partial(is_disturbed_by, self._links, plan)
+            return FastEngine(
+                self._clock,
+                scheduler,
+                plan.step_time,
+                worker,
+                observer=books,
+                compute=self._compute,
+                is_disturbed=is_disturbed,
+            )
         if launches is None:
             return Engine(
                 self._clock,
@@ -230,6 +250,8 @@ class EngineBuilder:
             connector: KVConnector = CONNECTORS.make(config.kind, [site], config.options, plan.config.python_path)
             setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
             return connector
+        if isinstance(config, OffloadingConnectorConfig) and plan.fast:
+            return run_offloading_connector(plan, config, kv, self._faulty_tiers)
         if isinstance(config, OffloadingConnectorConfig):
             primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
             tiers = self._faulty_tiers

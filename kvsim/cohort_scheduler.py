@@ -233,6 +233,10 @@ class CohortScheduler(Scheduler):
         """See `SchedulerState`; what members have filled since they joined is theirs alone."""
         return super().num_cached_blocks() + self.cohort.full_blocks() - self._num_hashed
 
+    def settle(self) -> None:
+        """See `SchedulerState`."""
+        self.dissolve()
+
     def check(self, *, at_end: bool = False) -> None:
         """See `SchedulerState`."""
         self.dissolve()

@@ -142,6 +142,7 @@ class Engine:
             yield from self._loop()
         except (simpy.Interrupt, WorkerDiedError):
             self.is_dead = True
+            self.scheduler.settle()
             orphans = list(self._ended)
             for request in orphans:
                 request.status = RequestStatus.FAILED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import simpy
 
@@ -10,6 +11,7 @@ from kvsim.books import Books
 from kvsim.chain import BlockIds
 from kvsim.demands import AdapterContent
 from kvsim.engine import Engine
+from kvsim.extents.content import PathContent
 from kvsim.faults.clients import Clients
 from kvsim.request import ChainContent, Content, Request, Salted
 from kvsim.results.records import RequestRecord
@@ -27,6 +29,7 @@ class Instance:
         tenant_of: number of the tenant of each session, by its name.
         rank: number among the data-parallel ranks of its server.
         clients: those who may give requests up.
+        in_runs: the engine knows blocks by the run (see `kvsim.extents`).
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class Instance:
         *,
         rank: int = 0,
         clients: Clients | None = None,
+        in_runs: bool = False,
     ) -> None:
         self.engine, self.rank = engine, rank  # a dead engine may be replaced
         self._tenants, self._tenant_of, self._clients = tenants, tenant_of or {}, clients
         self._books, self._records, self._on_ended = books, records, on_ended
         kv = engine.scheduler.kv
         self._block_ids = BlockIds(kv.block_size, kv.hash_lookahead_tokens)
+        self._in_runs = in_runs
 
     @property
     def scheduler(self) -> Scheduler:
@@ -95,6 +100,11 @@ class Instance:
 
     def _content(self, session: Session, turn: Turn) -> Content:
         size, total = self.scheduler.kv.block_size, turn.input_tokens + turn.output_tokens
+        if self._in_runs:
+            salt = self._tenant_of[session.name] if self._tenants else 0
+            number = len(self._records) - 1
+            in_runs: Any = PathContent(turn.chain, size, total, number, salt=salt, num_salts=max(len(self._tenants), 1))
+            return cast("Content", in_runs)
         content: Content = ChainContent(turn.chain, self._block_ids, size, total)
         if turn.demands.adapter:
             content = AdapterContent(content, turn.demands.adapter)

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from kvsim.async_scheduler import AsyncScheduler
 from kvsim.async_spec_scheduler import AsyncSpeculativeScheduler
 from kvsim.cache.block_pool import BlockPool, BlockPool023
+from kvsim.cohort_scheduler import CohortScheduler, CohortScheduler023
 from kvsim.connectors.offloading import OffloadingConnector
 from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.connectors.offloading_groups import GroupedOffloadingConnector
+from kvsim.connectors.offloading_runs import RunOffloadingConnector, RunOffloadingConnector023
 from kvsim.connectors.offloading_worker import OffloadingWorker, OffloadingWorker023
 from kvsim.connectors.simple_cpu import SimpleCPUOffloadConnector, SimpleCPUOffloadConnector023
 from kvsim.connectors.simple_cpu_worker import SimpleCPUOffloadWorker
+from kvsim.extents.arc import RunArcPolicy, RunArcPolicy023
+from kvsim.extents.chunk_piece import RunPolicy
+from kvsim.extents.extent_pool import ExtentPool, ExtentPool023
+from kvsim.extents.ledger import RunOffloadingManager, RunOffloadingManager023
+from kvsim.extents.lru import RunLruPolicy
+from kvsim.extents.lru_023 import RunLruPolicy023
 from kvsim.gates.encoder import EncoderGate, EncoderGate023
 from kvsim.gates.encoder_cache import EncoderCache, EncoderCache023
 from kvsim.host_region import RegionKind
@@ -32,6 +40,11 @@ class Release:
     """The classes that differ between releases; everything else is common."""
 
     block_pool: type[BlockPool]
+    extent_pool: type[ExtentPool]
+    cohort_scheduler: type[CohortScheduler]
+    run_manager: type[RunOffloadingManager]
+    run_policies: dict[str, type[RunPolicy]]
+    run_offloading_connector: type[RunOffloadingConnector]
     kv_groups: bool  # several KV cache groups, or one of another kind than full attention, are simulated
     scheduler: type[Scheduler]
     async_scheduler: type[AsyncScheduler] | None  # None: asynchronous scheduling of this release is not simulated
@@ -64,6 +77,11 @@ class Release:
 RELEASES = {
     "0.33.0": Release(
         block_pool=BlockPool,
+        extent_pool=ExtentPool,
+        cohort_scheduler=CohortScheduler,
+        run_manager=RunOffloadingManager,
+        run_policies={"lru": RunLruPolicy, "arc": RunArcPolicy},
+        run_offloading_connector=RunOffloadingConnector,
         kv_groups=True,
         scheduler=Scheduler,
         async_scheduler=AsyncScheduler,
@@ -94,6 +112,11 @@ RELEASES = {
     ),
     "0.23.0": Release(
         block_pool=BlockPool023,
+        extent_pool=ExtentPool023,
+        cohort_scheduler=CohortScheduler023,
+        run_manager=RunOffloadingManager023,
+        run_policies={"lru": RunLruPolicy023, "arc": RunArcPolicy023},
+        run_offloading_connector=RunOffloadingConnector023,
         kv_groups=False,
         scheduler=Scheduler023,
         async_scheduler=None,

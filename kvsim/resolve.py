@@ -17,6 +17,7 @@ from kvsim.config import (
 )
 from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, plan_copies
 from kvsim.errors import ConfigError, UserError
+from kvsim.fast_plan import choose_fast
 from kvsim.gate_plan import GatePlan, plan_gates
 from kvsim.host_plan import HostPlan, cpu_chunks, plan_host
 from kvsim.kv_groups import KVGroups, kv_groups
@@ -91,6 +92,7 @@ class Plan:
     host: HostPlan
     speculation: Speculation | None
     gates: GatePlan
+    fast: bool  # whether the fast engine runs it
     notes: tuple[str, ...]
     cautions: tuple[str, ...]
 
@@ -150,6 +152,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
     _check_faults(config, sizes)
     check_ranks(config, model)
+    fast, engine_note = choose_fast(config, sizes.groups, gates)
     return Plan(
         config=config,
         trace=trace,
@@ -165,7 +168,9 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         copies=copies,
         host=host,
         gates=gates,
+        fast=fast,
         notes=(
+            engine_note,
             *config.notes,
             *trace.notes,
             *model.notes,

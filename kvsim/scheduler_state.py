@@ -102,6 +102,9 @@ class SchedulerState:
         """Different contents that a lookup would find on the GPU."""
         return len(self.kv.pool.cached)
 
+    def settle(self) -> None:
+        """Bring the numbers of all requests up to date: somebody is going to look at them who was never told."""
+
     def has_requests(self) -> bool:
         """Whether another step is due: requests, ends that nobody has been told of, or copies to wait for."""
         return bool(

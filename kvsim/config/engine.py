@@ -50,7 +50,11 @@ class HardwareConfig(Component):
 class EngineConfig(Component):
     """One vLLM engine; names and meanings are those of `vllm serve`."""
 
-    kind: Literal["reference"] = Field("reference", description="reference = every step is executed")
+    kind: Literal["auto", "fast", "reference"] = Field(
+        "auto",
+        description="reference = every step is executed; fast = quiet steps are jumped over, with the same results;"
+        " auto = fast where it can do all that the run asks for",
+    )
     vllm_version: Literal["0.33.0", "0.23.0"] = Field("0.33.0", description="release whose decisions are made")
     block_size: Annotated[int, Field(ge=1, le=65536)] | None = Field(
         None, description="vLLM's --block-size: tokens in a KV block; null = 16, or 64 for MLA models"

@@ -37,7 +37,7 @@ class PathContent:
                 end = reached
         shared, total = end, self._total_tokens // tokens
         if total > shared:
-            segments.append(-1 - self._private)
+            segments.append(-2 - self._private)  # (-1 names blocks without content)
             ends.append(total)
         return Path(segments, ends, shared)
 

@@ -15,6 +15,11 @@ class WithDrafting:
     model: StepTimeModel
     draft_ns: int
 
+    @property
+    def contexts_add_up(self) -> bool:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        return self.model.contexts_add_up
+
     def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         step_ns = self.model.step_ns(prefill, decode)

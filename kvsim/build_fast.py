@@ -1,0 +1,44 @@
+"""The parts of the fast engine, from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvsim.config import OffloadingConnectorConfig
+from kvsim.connectors.offloading_runs import RunOffloadingConnector
+from kvsim.extents.kv_cache_manager import RunKVCacheManager
+from kvsim.hardware import SOLO_PPM, DuplexLink, LinkDirection
+from kvsim.resolve import Plan
+
+
+def run_kv_cache_manager(plan: Plan) -> Any:
+    """Block tables by the run; the same methods as `kvsim.cache.kv_cache_manager.KVCacheManager`."""
+    return RunKVCacheManager(
+        plan.release.extent_pool(plan.sizes.num_gpu_blocks),
+        block_size=plan.sizes.block_tokens,
+        max_model_len=plan.limits.max_model_len,
+        enable_caching=plan.config.engine.enable_prefix_caching,
+    )
+
+
+def run_offloading_connector(
+    plan: Plan, config: OffloadingConnectorConfig, kv: RunKVCacheManager, tiers: Sequence[Any]
+) -> RunOffloadingConnector:
+    """The offloading connector over runs; ``tiers``: built for runs, too."""
+    release = plan.release
+    ledger = release.run_manager(plan.sizes.num_cpu_chunks, release.run_policies[config.eviction_policy])
+    return release.run_offloading_connector(
+        ledger,
+        kv.pool,
+        block_size=plan.sizes.block_tokens,
+        block_size_factor=config.block_size_factor,
+        offload_prompt_only=config.offload_prompt_only,
+    )
+
+
+def is_disturbed_by(links: Sequence[DuplexLink], plan: Plan) -> bool:
+    """Whether copies that slow forward passes down are under way."""
+    directions: tuple[LinkDirection, ...] = ("h2d", "d2h")
+    ways = [plan.copies.way(direction, 1) for direction in directions]
+    return any(plan.link.slowdown_ppm(way) != SOLO_PPM for way in ways) and not all(link.is_idle for link in links)
