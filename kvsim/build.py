@@ -120,7 +120,9 @@ class Simulation:
             engine = self._start_engine(ledger, lockstep)
             books.append(ledger)
             entries, ended = record.requests, self._request_ended
-            ranks.append(kind(engine, ledger, entries, ended, tenants, tenant_of, rank=rank, clients=clients, in_runs=plan.fast))
+            ranks.append(
+                kind(engine, ledger, entries, ended, tenants, tenant_of, rank=rank, clients=clients, in_runs=plan.fast)
+            )
         if num_ranks == 1:
             return books, ranks, ranks[0]
         balancer = plan.release.load_balancer(num_ranks)

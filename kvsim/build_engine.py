@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TextIO
 
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
+from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
 from kvsim.build_tiers import BuiltTier
-from kvsim.build_fast import is_disturbed_by, run_kv_cache_manager, run_offloading_connector
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
@@ -178,7 +177,6 @@ class EngineBuilder:
         plan, checks = self._plan, self._plan.config.debug
         if plan.fast:
             assert isinstance(scheduler, CohortScheduler)
-            is_disturbed = partial(is_disturbed_by, self._links, plan)
             return FastEngine(
                 self._clock,
                 scheduler,
@@ -186,7 +184,7 @@ class EngineBuilder:
                 worker,
                 observer=books,
                 compute=self._compute,
-                is_disturbed=is_disturbed,
+                is_disturbed=lambda: any(link.slows_compute for link in self._links),
             )
         if launches is None:
             return Engine(

@@ -8,7 +8,6 @@ from typing import Any
 from kvsim.config import OffloadingConnectorConfig
 from kvsim.connectors.offloading_runs import RunOffloadingConnector
 from kvsim.extents.kv_cache_manager import RunKVCacheManager
-from kvsim.hardware import SOLO_PPM, DuplexLink, LinkDirection
 from kvsim.resolve import Plan
 
 
@@ -35,10 +34,3 @@ def run_offloading_connector(
         block_size_factor=config.block_size_factor,
         offload_prompt_only=config.offload_prompt_only,
     )
-
-
-def is_disturbed_by(links: Sequence[DuplexLink], plan: Plan) -> bool:
-    """Whether copies that slow forward passes down are under way."""
-    directions: tuple[LinkDirection, ...] = ("h2d", "d2h")
-    ways = [plan.copies.way(direction, 1) for direction in directions]
-    return any(plan.link.slowdown_ppm(way) != SOLO_PPM for way in ways) and not all(link.is_idle for link in links)

@@ -74,6 +74,8 @@ class CohortScheduler(Scheduler):
     def _join_if_ready(self, request: Request) -> None:
         if request.status is not RequestStatus.RUNNING or request.num_computed_tokens + 1 != request.num_tokens:
             return
+        if not request.num_output_tokens or request in self._inflight_prefills:
+            return  # the one token that is left is a prompt's
         if self.connector is not None and self.connector.follows_decoding(request):
             return
         hashed = self.kv.num_hashed_blocks(request)
@@ -202,7 +204,7 @@ class CohortScheduler(Scheduler):
             for request, blocks in asked:
                 path = request.block_hashes.path  # type: ignore[attr-defined]
                 sensitive.update(run[0] for run in path.runs(0, blocks))
-            if sensitive or pool.num_watched:
+            if sensitive or pool.watchers:
                 room = pool.blocks_before(sensitive, room)
         cohort = self.cohort
         taken = cohort.demand(1)  # the blocks of this step
@@ -231,6 +233,8 @@ class CohortScheduler(Scheduler):
 
     def num_cached_blocks(self) -> int:
         """See `SchedulerState`; what members have filled since they joined is theirs alone."""
+        if not self.kv.enable_caching:
+            return 0
         return super().num_cached_blocks() + self.cohort.full_blocks() - self._num_hashed
 
     def settle(self) -> None:

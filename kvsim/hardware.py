@@ -116,6 +116,11 @@ class DuplexLink:
         """Nothing queued in either direction."""
         return not self._queues["h2d"] and not self._queues["d2h"]
 
+    @property
+    def slows_compute(self) -> bool:
+        """Whether copies are queued that slow forward passes down while they run."""
+        return any(copy.cost.slowdown_ppm != SOLO_PPM for queue in self._queues.values() for copy in queue)
+
     def _speed(self, direction: LinkDirection) -> int:
         """Speed that the link gives the copy at the head of a direction, in parts per million."""
         other: LinkDirection = "d2h" if direction == "h2d" else "h2d"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.request import Request
 
-
 NEVER_WANTED = 1 << 62
 
 

@@ -17,12 +17,34 @@ from kvsim.connectors.offloading import (
 from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.extents.context import RunContext
 from kvsim.extents.extent_pool import ExtentPool
-from kvsim.extents.path import Path, Run, Runs
+from kvsim.extents.path import Key, Path, Run, Runs
 from kvsim.extents.pool_pieces import Table
 from kvsim.extents.run_set import RunSet
 from kvsim.extents.store_use import RunStoreUse
 from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request
+
+
+class _LoadingRuns:
+    """`KeySet` of runs."""
+
+    def __init__(self) -> None:
+        self._keys = RunSet()
+
+    def update(self, keys: Runs) -> None:
+        self._keys.add(keys.runs)
+
+    def difference_update(self, keys: Runs) -> None:
+        self._keys.discard(keys.runs)
+
+    def isdisjoint(self, keys: Runs) -> bool:
+        return self._keys.isdisjoint(keys.runs)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._keys
 
 
 class RunOffloadingConnector(OffloadingConnector):
@@ -62,7 +84,7 @@ class RunOffloadingConnector(OffloadingConnector):
             state.context.extend_to(known)
 
     def _no_keys(self) -> KeySet:
-        return RunSet()
+        return _LoadingRuns()
 
     # -- blocks, of which only the number matters to a copy
     def _to_load(self, table: BlockTable, first: int, last: int) -> range:

@@ -21,6 +21,7 @@ class ExtentPool:
         release_epoch: grows with every event that could let a request fit that did not fit before.
         touched_jobs: jobs that read blocks which were handed out or hit since the caller last cleared this: of each,
             the contents of those blocks. They must be complete before anything is computed.
+        watchers: jobs between `watch` and `unwatch`.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -32,6 +33,7 @@ class ExtentPool:
         self._copies = Copies()
         self.cached = self._copies.found
         self.touched_jobs: dict[int, list[Run]] = {}
+        self.watchers: set[int] = set()
         self._queue = self._copies.queue
         if self.num_free:
             self._queue.put_plain_last(self.num_free)
@@ -49,6 +51,11 @@ class ExtentPool:
                 break
             count += piece.last - piece.first
         return min(count, limit)
+
+    def last_cached(self, segment: int) -> int:
+        """Position behind the last block of a segment that can be found; 0 if there is none."""
+        pieces = self.cached.of(segment)
+        return pieces[-1].last if pieces else 0
 
     def free_list(self) -> list[Key | None]:
         """What each free block holds (None: nothing), next to be evicted first. For tests."""
@@ -166,6 +173,7 @@ class ExtentPool:
         Until `unwatch` it is named in ``touched_jobs`` whenever one of these blocks is handed out (once: then the job
         has to end at once) or hit. vLLM: OffloadingConnectorScheduler._block_id_to_pending_jobs and the like.
         """
+        self.watchers.add(job_id)
         for _, first, last in runs:
             if last > table.num_hashed:
                 raise ValueError(f"block {last - 1} of a table with {table.num_hashed} hashed blocks")
@@ -180,11 +188,13 @@ class ExtentPool:
 
     def rewatch(self, runs: Iterable[Run], job_id: int, new_job_id: int) -> None:
         """Another job reads what is left of these contents, as far as the first one did."""
+        self.watchers.add(new_job_id)
         for piece in self._watched_by(runs, job_id):
             piece.watch = tuple(new_job_id if job == job_id else job for job in piece.watch)
 
     def unwatch(self, runs: Iterable[Run], job_id: int) -> None:
         """A job does not read these contents any more."""
+        self.watchers.discard(job_id)
         found = self._watched_by(runs, job_id)
         for piece in found:
             piece.watch = tuple(job for job in piece.watch if job != job_id)

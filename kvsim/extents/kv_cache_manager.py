@@ -56,6 +56,10 @@ class RunKVCacheManager:
         """Blocks that a request of so many tokens holds at most."""
         return -(-num_tokens // self.block_size)
 
+    def num_hashed_blocks(self, request: Request) -> int:
+        """Leading blocks of its table that can be found."""
+        return self.tables[request].num_hashed
+
     def num_held_blocks(self, request: Request) -> int:
         """Blocks that the request holds now."""
         return len(self.tables.get(request, ()))
