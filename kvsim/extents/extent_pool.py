@@ -21,7 +21,6 @@ class ExtentPool:
         release_epoch: grows with every event that could let a request fit that did not fit before.
         touched_jobs: jobs that read blocks which were handed out or hit since the caller last cleared this: of each,
             the contents of those blocks. They must be complete before anything is computed.
-        watchers: jobs between `watch` and `unwatch`.
     """
 
     def __init__(self, num_blocks: int) -> None:
