@@ -21,6 +21,7 @@ class Cohort:
         self.block_size = block_size
         self.steps = 0  # that have been computed since the beginning
         self.num_computed_tokens = 0  # of all members together
+        self.num_prompt_tokens = 0  # likewise
         self._by_phase = [0] * block_size  # members by (computed tokens - steps) modulo block size
         self._joined: dict[Request, int] = {}  # the step in which it joined
         self._order: dict[Request, int] = {}
@@ -47,6 +48,7 @@ class Cohort:
         self._joined[request] = self.steps
         self._order[request] = order
         self.num_computed_tokens += computed
+        self.num_prompt_tokens += request.num_prompt_tokens
         self._by_phase[(computed - self.steps) % self.block_size] += 1
         heappush(self._ends, (self.steps + steps_left, order, request))
 
@@ -57,6 +59,7 @@ class Cohort:
         passed = self.steps - joined
         self._by_phase[(request.num_computed_tokens - joined) % self.block_size] -= 1
         self.num_computed_tokens -= request.num_computed_tokens + passed
+        self.num_prompt_tokens -= request.num_prompt_tokens
         self._bring_up_to_date(request, passed, scheduled)
 
     def _bring_up_to_date(self, request: Request, passed: int, scheduled: int) -> None:

@@ -227,9 +227,8 @@ class CohortScheduler(Scheduler):
     def num_open_output_tokens(self) -> int:
         """See `SchedulerState`; members have generated more than their own numbers say."""
         cohort = self.cohort
-        as_they_joined = sum(request.num_output_tokens - request.num_computed_tokens for request in cohort)
         others = sum(request.num_output_tokens for group in (self._individuals, self._come_back) for request in group)
-        return others + cohort.num_computed_tokens + as_they_joined
+        return others + cohort.num_computed_tokens + len(cohort) - cohort.num_prompt_tokens
 
     def num_cached_blocks(self) -> int:
         """See `SchedulerState`; what members have filled since they joined is theirs alone."""

@@ -156,7 +156,8 @@ class Engine:
         if self.ready_at > self.env.now:
             yield self.env.at(self.ready_at - self.env.now)
         while True:
-            yield self.env.at(0, SCHEDULE_PRIORITY)
+            if self._lets_others_go_first():
+                yield self.env.at(0, SCHEDULE_PRIORITY)
             if self._lockstep is not None:
                 yield from self._lockstep.turn()
             steps = steps + 1 if self.env.now == instant else 0
@@ -171,6 +172,10 @@ class Engine:
                 yield from self._step()
             else:
                 yield from self._wait()
+
+    def _lets_others_go_first(self) -> bool:
+        """Whether there could be others to act at this instant before the next decision."""
+        return True
 
     def _has_work(self) -> bool:
         return self.scheduler.has_requests() and not self._is_only_restless()

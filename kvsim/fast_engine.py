@@ -88,6 +88,7 @@ class FastEngine(Engine):
         self._window: _Window | None = None
         self._under_way = 0  # number of the step in the window that is under way, as far as the scheduler knows
         self.num_decisions = 0
+        self._is_alone = False  # this instant's last event was this engine's own, the end of its step
 
     def notify(self) -> None:
         """See `Engine`; a stretch of quiet steps ends with the one that is under way."""
@@ -98,6 +99,11 @@ class FastEngine(Engine):
             if last < window.last:
                 window.last = last
                 self._wake_at(window, last)
+
+    def _lets_others_go_first(self) -> bool:
+        """See `Engine`; nobody is there if the last event was its own and the next one lies in the future."""
+        is_alone, self._is_alone = self._is_alone, False
+        return not is_alone or self.env.peek() <= self.env.now
 
     def _decode_contexts(self, output: SchedulerOutput, own: list[int]) -> list[int]:
         """Contexts of a step's decoding requests, or others with the same number and sum where that is enough."""
@@ -117,7 +123,13 @@ class FastEngine(Engine):
         if output.num_decoding and not output.num_scheduled_tokens and self._is_calm(output):
             steps = self.scheduler.num_quiet_steps(output)
         if steps == 1:
-            yield from super()._forward(output)
+            if output.hits or self._is_disturbed():  # copies begin behind the pass, or slow it down
+                yield from super()._forward(output)
+                return
+            forward_ns = self._forward_ns(output)
+            self._observer.on_forward(forward_ns)
+            yield self.env.at(forward_ns)
+            self._is_alone = True
             return
         window = self._window = _Window(self._window_time, self._decode_contexts(output, []), self.env.now, steps)
         self._under_way = 1
@@ -130,6 +142,7 @@ class FastEngine(Engine):
             raise
         finally:
             self._window = None
+        self._is_alone = True
 
     def _is_calm(self, output: SchedulerOutput) -> bool:
         """Whether neither worker nor link has anything to do with this step or the next but to go on."""

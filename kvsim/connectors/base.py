@@ -79,7 +79,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from kvsim.offload.store_use import StoreUse
+from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.request import Request
 

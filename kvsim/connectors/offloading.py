@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvsim.connectors.base import BlockTable, CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.offload.store_use import StoreUse
+from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
 from kvsim.offload.ledger import Ledger, StorePlan
@@ -167,7 +167,7 @@ class OffloadingConnector(KVConnector):
         state.next_stored = last  # the loaded prefix needs no store
         slots = self.manager.prepare_load(state.context, first, last)
         state.tier_tokens = self._tokens_by_tier(state, first, last)
-        blocks = self._to_load(table, state.local_tokens // self.block_size, end_tokens // self.block_size)
+        blocks = self._blocks_to_load(table, state.local_tokens // self.block_size, end_tokens // self.block_size)
         keys = state.context.keys[first:last]  # a chunk that is only partly local is pinned whole
         self.store_use.loaded(keys)
         job = self._new_job(state, "load", keys, slots, blocks)
@@ -176,7 +176,7 @@ class OffloadingConnector(KVConnector):
         if self._loading is not None:
             self._loading.update(keys)
 
-    def _to_load(self, table: BlockTable, first: int, last: int) -> Sequence[int]:
+    def _blocks_to_load(self, table: BlockTable, first: int, last: int) -> Sequence[int]:
         """The GPU blocks ``first .. last - 1`` of a table."""
         blocks: Sequence[int] = table[first:last]
         return blocks
@@ -248,7 +248,7 @@ class OffloadingConnector(KVConnector):
             self._advance(state, last)
             if not plan.positions:
                 continue
-            keys, source = self._to_store(state, plan)
+            keys, source = self._chunks_to_store(state, plan)
             job = self._new_job(state, "store", keys, source, plan.slot_ids)
             stores[job.job_id] = job
             self.num_store_jobs += 1
@@ -262,7 +262,7 @@ class OffloadingConnector(KVConnector):
             limit = min(limit, request.num_prompt_tokens)
         return limit // self.chunk_tokens
 
-    def _to_store(self, state: RequestState, plan: StorePlan) -> tuple[Keys, Sequence[int]]:
+    def _chunks_to_store(self, state: RequestState, plan: StorePlan) -> tuple[Keys, Sequence[int]]:
         """The planned chunks, and the GPU blocks that they lie in."""
         table, keys, factor = state.table, state.context.keys, self.factor
         source = [block for i in plan.positions for block in table[i * factor : (i + 1) * factor]]

@@ -87,10 +87,10 @@ class RunOffloadingConnector(OffloadingConnector):
         return _LoadingRuns()
 
     # -- blocks, of which only the number matters to a copy
-    def _to_load(self, table: BlockTable, first: int, last: int) -> range:
+    def _blocks_to_load(self, table: BlockTable, first: int, last: int) -> range:
         return range(last - first)
 
-    def _to_store(self, state: RequestState, plan: StorePlan) -> tuple[Runs, range]:
+    def _chunks_to_store(self, state: RequestState, plan: StorePlan) -> tuple[Runs, range]:
         keys: Any = plan.positions  # a ledger over runs answers in runs
         return keys, range(len(keys) * self.factor)
 
