@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvsim.connectors.base import BlockTable, CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
-from kvsim.offload.ledger import Ledger, StorePlan
+from kvsim.offload.ledger import Keys, Ledger, StorePlan
+from kvsim.offload.store_use import StoreUse
 from kvsim.request import Request, RequestStatus
-
-Keys = Any
-"""What the ledger calls keys: a list of hashes, or `kvsim.extents.path.Runs`."""
-
 
 class KeySet(Protocol):
     """A set of keys, told of many at a time; of sets of hashes the methods of the same names."""
