@@ -26,7 +26,8 @@ def run_offloading_connector(
 ) -> RunOffloadingConnector:
     """The offloading connector over runs; ``tiers``: built for runs, too."""
     release = plan.release
-    ledger = release.run_manager(plan.sizes.num_cpu_chunks, release.run_policies[config.eviction_policy])
+    primary = release.run_manager(plan.sizes.num_cpu_chunks, release.run_policies[config.eviction_policy])
+    ledger = release.run_tiering_manager(primary, tiers) if tiers else primary
     return release.run_offloading_connector(
         ledger,
         kv.pool,

@@ -13,6 +13,7 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     tier_names,
 )
+from kvsim.extents.files import RunFiles
 from kvsim.host_memory import HostMemory
 from kvsim.offload.tiering import SecondaryTier
 from kvsim.registry import TIERS
@@ -23,6 +24,7 @@ from kvsim.tiers.device import IoCost, IoDirection, StorageDevice
 from kvsim.tiers.example import ExampleTier
 from kvsim.tiers.files import Files
 from kvsim.tiers.own import OwnTier, TierSite
+from kvsim.tiers.run_tiers import RunExampleTier, RunStorageTier
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.tiers.thread_pool import FifoPool, ThreadPool
 
@@ -52,7 +54,8 @@ def build_tiers(
     chunk_bytes = plan.sizes.cpu_chunk_bytes
     for name, config, storage in zip(tier_names(connector.tiers), connector.tiers, plan.storages, strict=True):
         if isinstance(config, ExampleTierConfig):
-            tiers.append(ExampleTier(TierTotals(name, config.kind, "host memory", chunk_bytes), chunk_bytes))
+            example = RunExampleTier if plan.fast else ExampleTier
+            tiers.append(example(TierTotals(name, config.kind, "host memory", chunk_bytes), chunk_bytes))
             continue
         if isinstance(config, CustomTier):
             site = TierSite(env, chunk_bytes, plan.config.seed, on_change)
@@ -82,11 +85,12 @@ def _storage_tier(
         tasks_per_job, exists_ns = plan.release.file_tasks_per_job, storage.exists.used
     else:  # a task per object, and no question before it is put
         pool, tasks_per_job, exists_ns = FifoPool(config.io_threads), None, None
-    return StorageTier(
+    evicts = config.eviction == "lru"
+    return (RunStorageTier if plan.fast else StorageTier)(
         env,
         StorageDevice(env, _costs(config, storage), on_change, memory),
         pool,
-        Files(most, evict=config.eviction == "lru"),
+        RunFiles(most, evict=evicts) if plan.fast else Files(most, evict=evicts),
         TierTotals(name, config.kind, storage.device, chunk_bytes, capacity_chunks=most or 0),
         chunk_bytes=chunk_bytes,
         tasks_per_job=tasks_per_job,

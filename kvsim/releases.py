@@ -21,6 +21,7 @@ from kvsim.extents.extent_pool import ExtentPool, ExtentPool023
 from kvsim.extents.ledger import RunOffloadingManager, RunOffloadingManager023
 from kvsim.extents.lru import RunLruPolicy
 from kvsim.extents.lru_023 import RunLruPolicy023
+from kvsim.extents.tiering import RunTieringManager, RunTieringManager023
 from kvsim.gates.encoder import EncoderGate, EncoderGate023
 from kvsim.gates.encoder_cache import EncoderCache, EncoderCache023
 from kvsim.host_region import RegionKind
@@ -43,6 +44,7 @@ class Release:
     extent_pool: type[ExtentPool]
     cohort_scheduler: type[CohortScheduler]
     run_manager: type[RunOffloadingManager]
+    run_tiering_manager: type[RunTieringManager]
     run_policies: dict[str, type[RunPolicy]]
     run_offloading_connector: type[RunOffloadingConnector]
     kv_groups: bool  # several KV cache groups, or one of another kind than full attention, are simulated
@@ -80,6 +82,7 @@ RELEASES = {
         extent_pool=ExtentPool,
         cohort_scheduler=CohortScheduler,
         run_manager=RunOffloadingManager,
+        run_tiering_manager=RunTieringManager,
         run_policies={"lru": RunLruPolicy, "arc": RunArcPolicy},
         run_offloading_connector=RunOffloadingConnector,
         kv_groups=True,
@@ -115,6 +118,7 @@ RELEASES = {
         extent_pool=ExtentPool023,
         cohort_scheduler=CohortScheduler023,
         run_manager=RunOffloadingManager023,
+        run_tiering_manager=RunTieringManager023,
         run_policies={"lru": RunLruPolicy023, "arc": RunArcPolicy023},
         run_offloading_connector=RunOffloadingConnector023,
         kv_groups=False,

@@ -13,6 +13,7 @@ from kvsim.offload.ledger import Keys, Ledger, StorePlan
 from kvsim.offload.store_use import StoreUse
 from kvsim.request import Request, RequestStatus
 
+
 class KeySet(Protocol):
     """A set of keys, told of many at a time; of sets of hashes the methods of the same names."""
 

@@ -21,6 +21,7 @@ from kvsim.extents.path import Key, Path, Run, Runs
 from kvsim.extents.pool_pieces import Table
 from kvsim.extents.run_set import RunSet
 from kvsim.extents.store_use import RunStoreUse
+from kvsim.extents.tiering import RunTieringManager
 from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request
 
@@ -93,6 +94,13 @@ class RunOffloadingConnector(OffloadingConnector):
     def _chunks_to_store(self, state: RequestState, plan: StorePlan) -> tuple[Runs, range]:
         keys: Any = plan.positions  # a ledger over runs answers in runs
         return keys, range(len(keys) * self.factor)
+
+    def _tokens_by_tier(self, state: RequestState, first: int, last: int) -> dict[int, int]:
+        manager: object = self.manager
+        if not isinstance(manager, RunTieringManager):
+            return {}
+        chunks = manager.chunks_by_source(state.context, first, last)
+        return {tier: count * self.chunk_tokens for tier, count in chunks.items()}
 
     def _block_runs(self, request: Request, chunks: Iterable[Run]) -> list[Run]:
         hashes: Any = request.block_hashes
