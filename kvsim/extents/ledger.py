@@ -119,23 +119,16 @@ class RunOffloadingManager(Ledger):
         """Reserve absent chunks, one offer after another until one is refused; returns how many were reserved."""
         if first >= last:
             return 0
-        if self.policy.one_by_one:
-            for position in range(first, last):
-                if self.prepare_store(context, position, position + 1) is None:
-                    return position - first
-            return last - first
         free = self.num_slots - self._num_chunks
-        count = min(last - first, free + self._num_evictable)
-        end = first + count
-        self._offer_absent(context, first, min(end + 1, last))
-        if count > free:
-            self._evict(count - free)
-            self._epoch += count - free - 1
-        if count:
-            self._insert(context, [(first, end)])
-            self._epoch += count - 1
-        if end < last:
-            self._num_refusals += 1
+        fresh = context.missed.missing(first, last)
+        count = self.policy.reserve(context, first, last, fresh, free, self._num_evictable)
+        evicted = max(count - free, 0)
+        self._num_chunks += count - evicted
+        self._num_evictable -= evicted
+        self._num_evicted += evicted
+        self._num_refusals += first + count < last
+        self._epoch += count + evicted
+        self._note_promoted(context, first, first + count, min(first + count + 1, last))
         return count
 
     def complete_store(self, keys: Runs, context: RunContext | None = None, *, success: bool = True) -> None:
@@ -211,11 +204,12 @@ class RunOffloadingManager(Ledger):
             for part in context.inserted.missing(*interval):
                 context.reused.add(*part)
 
-    def _offer_absent(self, context: RunContext, first: int, last: int) -> None:
-        missed = context.missed.add(first, last)
-        if missed:
-            self.policy.on_store_miss(context.runs_of(missed))
-        self._note(context, [(first, last)], [])
+    def _note_promoted(self, context: RunContext, first: int, last: int, end: int) -> None:
+        """Chunks up to ``end`` were offered, and found missing; those up to ``last`` were put in."""
+        context.missed.add(first, end)
+        self._note(context, [(first, end)], [])
+        if first < last:
+            context.inserted.add(first, last)
 
     def _store(self, context: RunContext, absent: list[Interval], ready: list[Interval]) -> StorePlan | None:
         """Reserve slots for what is absent; nothing that was offered makes room for it."""
@@ -303,7 +297,7 @@ class RunOffloadingManager023(RunOffloadingManager):
     def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
         return self._store(context, *self._survey(context, first, last))
 
-    def _offer_absent(self, context: RunContext, first: int, last: int) -> None:
+    def _note_promoted(self, context: RunContext, first: int, last: int, end: int) -> None:
         """Only touches are noted."""
 
     def on_request_finished(self, context: RunContext) -> None:

@@ -176,7 +176,8 @@ class World:
         self.stores: list[tuple[Runs, list[int]]] = []
         self.loads: list[tuple[Runs, list[int]]] = []
         self.num_requests = 0
-        self.with_promotions, self.with_losses = rng.random() < 0.6, rng.random() < 0.3
+        self.promotions = rng.choice((0, 2, 8))  # how often
+        self.with_losses = rng.random() < 0.3
 
     def run(self) -> None:
         rng = self.rng
@@ -186,15 +187,15 @@ class World:
             (self.compute, 3),
             (self.offer, 5),
             (self.load, 3),
-            (self.complete_store, 5),
+            (self.complete_store, 5 + self.promotions),
             (self.complete_load, 4),
-            (self.finish, 1.5),
+            (self.finish, 2),
             (self.preempt, 0.5),
-            (self.promote, 2 if self.with_promotions else 0),
+            (self.promote, self.promotions),
             (self.lose, 0.2 if self.with_losses else 0),
         ]
         names, weights = zip(*operations, strict=True)
-        for _ in range(rng.randint(20, 200)):
+        for _ in range(rng.randint(20, rng.choice((100, 100, 500)))):
             operation = rng.choices(names, weights)[0]
             if not self.living:
                 operation = self.begin
