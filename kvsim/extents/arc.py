@@ -212,6 +212,8 @@ class RunArcPolicy023(RunArcPolicy):
 
 def _climb(target: float, step: float, times: int, ceiling: int) -> float:
     """Add a step so many times, each time no further than the ceiling."""
+    if target == int(target) and step == int(step):  # sums of whole numbers are exact
+        return min(target + times * step, ceiling)
     for _ in range(times):
         target += step
         if target >= ceiling:
@@ -221,6 +223,8 @@ def _climb(target: float, step: float, times: int, ceiling: int) -> float:
 
 def _sink(target: float, step: float, times: int) -> float:
     """Subtract a step so many times, each time no further than 0."""
+    if target == int(target) and step == int(step):
+        return max(target - times * step, 0)
     for _ in range(times):
         target -= step
         if target <= 0:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvsim.extents.chunk_piece import ChunkPiece, RunPolicy
 from kvsim.extents.context import RunContext
-from kvsim.extents.intervals import Interval
+from kvsim.extents.intervals import Interval, interval_of
 from kvsim.extents.path import NO_KEYS, Key, Run, Runs
-from kvsim.extents.pieces import total
 from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
 
 RunPolicyFactory = Callable[[int], RunPolicy]  # takes the capacity
@@ -81,7 +80,7 @@ class RunOffloadingManager(Ledger):
         return keys
 
     def prepare_load_of(self, context: RunContext, positions: Sequence[int]) -> Runs:
-        return self.prepare_load(context, *_stretch(positions))
+        return self.prepare_load(context, *interval_of(positions))
 
     def pin(self, keys: Runs) -> Runs:
         """Protect ready chunks from eviction while somebody reads them."""
@@ -113,7 +112,7 @@ class RunOffloadingManager(Ledger):
         return self._store(context, absent, ready)
 
     def prepare_store_of(self, context: RunContext, positions: Sequence[int]) -> StorePlan | None:
-        return self.prepare_store(context, *_stretch(positions))
+        return self.prepare_store(context, *interval_of(positions))
 
     def promote(self, context: RunContext, first: int, last: int) -> int:
         """Reserve absent chunks, one offer after another until one is refused; returns how many were reserved."""
@@ -219,39 +218,33 @@ class RunOffloadingManager(Ledger):
         if missing > 0:
             covered = (piece for run in context.runs_of(ready) for piece in self.pieces.cover(run))
             spared = [piece for piece in covered if not piece.ref_count]
-            num_spared = sum(piece.last - piece.first for piece in spared)
-            if missing > self._num_evictable - num_spared or not self._evict_sparing(missing, spared):
+            evictable = self._num_evictable - sum(map(len, spared))
+            if missing > evictable or not self._evict(missing, spared):
                 self._num_refusals += 1
                 return None
-        keys = self._insert(context, absent)
-        return StorePlan(keys, keys)
+        return self._insert(context, absent)
 
-    def _evict_sparing(self, count: int, spared: list[ChunkPiece]) -> bool:
+    def _evict(self, count: int, spared: list[ChunkPiece]) -> bool:
         for piece in spared:
             self._use(piece)
-        done = self._evict(count)
+        done = self.policy.evict(count)
         for piece in spared:
             self._release(piece)
+        if done:
+            self._num_chunks -= count
+            self._num_evictable -= count
+            self._num_evicted += count
+            self._epoch += 1
         return done
 
-    def _evict(self, count: int) -> bool:
-        if not self.policy.evict(count):
-            return False
-        self._num_chunks -= count
-        self._num_evictable -= count
-        self._num_evicted += count
-        self._epoch += 1
-        return True
-
-    def _insert(self, context: RunContext, positions: list[Interval]) -> Runs:
-        runs = context.runs_of(positions)
-        self.policy.insert(context, runs)
+    def _insert(self, context: RunContext, positions: list[Interval]) -> StorePlan:
+        keys = Runs(context.runs_of(positions))
+        self.policy.insert(context, keys.runs)
         for first, last in positions:
             context.inserted.add(first, last)
-        keys = Runs(runs)
         self._num_chunks += len(keys)
         self._epoch += 1
-        return keys
+        return StorePlan(keys, keys)
 
     def _use(self, piece: ChunkPiece) -> None:
         if piece.ref_count == 0:
@@ -271,7 +264,7 @@ class RunOffloadingManager(Ledger):
         self.policy.remove(piece)
 
     def check(self, *, at_end: bool) -> None:
-        assert total(Run(p.segment, p.first, p.last) for p in self.pieces) == self._num_chunks, "CPU chunks miscounted"
+        assert sum(map(len, self.pieces)) == self._num_chunks, "CPU chunks miscounted"
         assert self._num_chunks <= self.num_slots, "more CPU chunks than slots"
         evictable = sum(len(piece) for piece in self.pieces if piece.ref_count == 0)
         assert evictable == self._num_evictable, f"{evictable} evictable chunks, {self._num_evictable} counted"
@@ -302,13 +295,3 @@ class RunOffloadingManager023(RunOffloadingManager):
 
     def on_request_finished(self, context: RunContext) -> None:
         """Nothing is committed late."""
-
-
-def _stretch(positions: Sequence[int]) -> tuple[int, int]:
-    """First and last of positions that follow each other: a run-level ledger takes no others."""
-    if not positions:
-        return 0, 0
-    first, last = positions[0], positions[-1] + 1
-    if last - first != len(positions):
-        raise NotImplementedError("positions that don't follow each other need the reference ledger")
-    return first, last

@@ -406,5 +406,5 @@ def compare_worlds(kind: str, seeds: range) -> Counts:
 def test_decides_as_the_reference_in_random_worlds(kind: str) -> None:
     """Results, counters, reference counts and the whole eviction order are those of the reference, at every step."""
     counts = compare_worlds(kind, range(200))
-    del counts.changes
-    assert min(vars(counts).values()) > 20, counts
+    happened = {name: count for name, count in vars(counts).items() if name != "changes" or kind == "arc-0.23"}
+    assert min(happened.values()) > 20, counts
