@@ -111,6 +111,19 @@ def test_lost_contents_go_when_nobody_uses_them() -> None:
     manager.check(at_end=True)
 
 
+def test_what_comes_after_a_loss_stays() -> None:
+    """A store that began before the memory was lost comes to nothing, the next one beside it is kept."""
+    for manager in (RunOffloadingManager(10, RunArcPolicy), RunOffloadingManager023(10, RunLruPolicy023)):
+        request = a_request("r", (1, 8))
+        manager.prepare_store(request, 4, 8)
+        manager.touch(request)
+        manager.lose_contents()
+        manager.prepare_store(request, 0, 4)
+        manager.touch(request)
+        manager.complete_store(request.path.keys(0, 8))
+        assert manager.held(request.path.keys(0, 8)) == Runs([Run(1, 0, 4)])
+
+
 def test_a_touch_renews_a_whole_path() -> None:
     """LRU of 0.23.0 evicts what was touched longest ago, of one touch the tail first."""
     manager = RunOffloadingManager023(10, RunLruPolicy023)
