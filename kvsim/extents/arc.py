@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvsim.extents.arc_reservation import UNBOUNDED, ArcReservation
 from kvsim.extents.chunk_piece import ChunkPiece, RunPolicy
 from kvsim.extents.context import RunContext
+from kvsim.extents.intervals import Interval
 from kvsim.extents.path import Run
 from kvsim.extents.piece_queue import PieceQueue, cut_younger, oldest_end
 from kvsim.extents.pieces import PieceMap
@@ -22,14 +24,15 @@ class RunArcPolicy(RunPolicy):
     lengths meanwhile; the sum is made by adding one after another, as floats have it.
     """
 
-    one_by_one = True
+    t1_is_last_resort = True  # T2 has no candidate and T1 is below its target: T1 all the same
+    adapts_to_stores = True  # an absent chunk that is offered moves the target
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self.target = 0.0  # wanted size of T1; a float, compared as int(target)
         self.queues = [PieceQueue() for _ in range(4)]
         self.ghosts: PieceMap[ChunkPiece] = PieceMap(self._cut)
-        self._num_evictable = [0, 0]  # of T1 and T2
+        self.num_evictable = [0, 0]  # of T1 and T2
 
     def insert(self, context: RunContext, runs: Sequence[Run]) -> None:
         for run in runs:
@@ -39,32 +42,35 @@ class RunArcPolicy(RunPolicy):
             self._file(ChunkPiece(*run), T1, self.pieces)
 
     def evict(self, count: int) -> bool:
-        evictable = self._num_evictable
+        evictable = self.num_evictable
         above_target = max(self.queues[T1].num_chunks - int(self.target) + 1, 0)
         from_t1 = min(count, above_target, evictable[T1])
         from_t2 = min(count - from_t1, evictable[T2])
         left = count - from_t1 - from_t2
         if left:
-            if not self._t1_is_last_resort() or left > evictable[T1] - from_t1:
+            if not self.t1_is_last_resort or left > evictable[T1] - from_t1:
                 return False
             from_t1 += left
-        self._take(T1, from_t1)
-        self._take(T2, from_t2)
-        for number in GHOSTS:
-            self._trim(number)
+        self.take(from_t1, from_t2)
+        self.trim(*(max(self.queues[number].num_chunks - self.capacity, 0) for number in GHOSTS))
         return True
+
+    def reserve(
+        self, context: RunContext, first: int, last: int, fresh: list[Interval], free: int, evictable: int
+    ) -> int:
+        return ArcReservation(self, context, free).run(first, last, fresh)
 
     def remove(self, piece: ChunkPiece) -> None:
         if not piece.ref_count:
-            self._num_evictable[piece.queue] -= piece.last - piece.first
+            self.num_evictable[piece.queue] -= piece.last - piece.first
         self.queues[piece.queue].remove(piece)
         self.pieces.remove(piece)
 
     def on_in_use(self, piece: ChunkPiece) -> None:
-        self._num_evictable[piece.queue] -= piece.last - piece.first
+        self.num_evictable[piece.queue] -= piece.last - piece.first
 
     def on_evictable(self, piece: ChunkPiece) -> None:
-        self._num_evictable[piece.queue] += piece.last - piece.first
+        self.num_evictable[piece.queue] += piece.last - piece.first
 
     def on_store_miss(self, runs: Sequence[Run]) -> None:
         for run in reversed(runs):
@@ -94,16 +100,20 @@ class RunArcPolicy(RunPolicy):
         """Move resident chunks to the end of a queue one after another, the last of them first."""
         if piece.queue != number and not piece.ref_count:
             size = piece.last - piece.first
-            self._num_evictable[piece.queue] -= size
-            self._num_evictable[number] += size
+            self.num_evictable[piece.queue] -= size
+            self.num_evictable[number] += size
         self.queues[piece.queue].remove(piece)
         self.pieces.remove(piece)
         piece.rising = False
         self._file(piece, number, self.pieces)
 
+    def take(self, from_t1: int, from_t2: int) -> None:
+        """Evict so many chunks from T1 and T2, oldest first; the ghosts remember them."""
+        self._take(T1, from_t1)
+        self._take(T2, from_t2)
+
     def _take(self, number: int, count: int) -> None:
-        """Evict from T1 or T2, oldest first; the ghosts remember it."""
-        self._num_evictable[number] -= count
+        self.num_evictable[number] -= count
         queue = self.queues[number]
         for piece in queue if count else ():
             if piece.ref_count:
@@ -119,23 +129,34 @@ class RunArcPolicy(RunPolicy):
             if not count:
                 break
 
-    def _trim(self, number: int) -> None:
-        """A ghost queue is no longer than the tier."""
-        queue = self.queues[number]
-        excess = queue.num_chunks - self.capacity
-        while excess > 0:
-            piece = next(iter(queue))
-            size = piece.last - piece.first
-            if size > excess:
-                queue.drop_oldest(piece, excess)
-            else:
-                queue.remove(piece)
-                self.ghosts.remove(piece)
-            excess -= size
+    def trim(self, from_b1: int, from_b2: int) -> None:
+        """Forget so many ghosts of B1 and B2, oldest first."""
+        self._trim(B1, from_b1)
+        self._trim(B2, from_b2)
 
-    def _t1_is_last_resort(self) -> bool:
-        """T2 has no candidate and T1 is below its target: T1 all the same."""
-        return True
+    def _trim(self, number: int, count: int) -> None:
+        queue = self.queues[number]
+        for piece in queue if count else ():
+            size = piece.last - piece.first
+            if size > count:
+                queue.drop_oldest(piece, count)
+                break
+            queue.remove(piece)
+            self.ghosts.remove(piece)
+            count -= size
+            if not count:
+                break
+
+    def trimmable(self, number: int, limit: int, own: set[int]) -> int:
+        """How many ghosts can be forgotten before one of these pieces is reached, if not at least ``limit``."""
+        count = 0
+        for piece in self.queues[number] if own else ():
+            if id(piece) in own:
+                return count
+            count += piece.last - piece.first
+            if count >= limit:
+                return count
+        return UNBOUNDED
 
     def _adapt(self, run: Run) -> None:
         """Chunks have been missed: those that a ghost queue remembers move the target."""
@@ -163,12 +184,15 @@ class RunArcPolicy(RunPolicy):
         for number, queue in enumerate(self.queues):
             assert all(piece.queue == number for piece in queue), "ARC: a piece in a queue that it does not know of"
             assert queue.num_chunks == sum(map(len, queue)), "ARC: chunks miscounted"
-        for number, count in enumerate(self._num_evictable):
+        for number, count in enumerate(self.num_evictable):
             assert count == sum(len(piece) for piece in self.queues[number] if not piece.ref_count), "ARC: evictable"
 
 
 class RunArcPolicy023(RunArcPolicy):
     """0.23.0: `kvsim.offload.policies.arc.ArcPolicy023` by the run."""
+
+    t1_is_last_resort = False
+    adapts_to_stores = False
 
     def touch(self, runs: Sequence[Run]) -> None:
         before = self.target
@@ -185,12 +209,11 @@ class RunArcPolicy023(RunArcPolicy):
     def on_request_finished(self, context: RunContext) -> None:
         """Everything has happened already."""
 
-    def _t1_is_last_resort(self) -> bool:
-        return False
-
 
 def _climb(target: float, step: float, times: int, ceiling: int) -> float:
     """Add a step so many times, each time no further than the ceiling."""
+    if target == int(target) and step == int(step):  # sums of whole numbers are exact
+        return min(target + times * step, ceiling)
     for _ in range(times):
         target += step
         if target >= ceiling:
@@ -200,6 +223,8 @@ def _climb(target: float, step: float, times: int, ceiling: int) -> float:
 
 def _sink(target: float, step: float, times: int) -> float:
     """Subtract a step so many times, each time no further than 0."""
+    if target == int(target) and step == int(step):
+        return max(target - times * step, 0)
     for _ in range(times):
         target -= step
         if target <= 0:

@@ -52,11 +52,8 @@ class RunPolicy(ABC):
 
     Attributes:
         pieces: what is resident.
-        one_by_one: ``evict(1)`` and an insert, n times, are not the same as ``evict(n)`` and n inserts.
         num_changes: grows when a touch did something that it would do again if it were repeated.
     """
-
-    one_by_one = False
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -74,6 +71,31 @@ class RunPolicy(ABC):
     @abstractmethod
     def evict(self, count: int) -> bool:
         """Forget exactly ``count`` evictable chunks (there are as many); False and no change if it does not want to."""
+
+    def reserve(
+        self, context: RunContext, first: int, last: int, fresh: list[Interval], free: int, evictable: int
+    ) -> int:
+        """Insert absent chunks one after another, evicting one whenever nothing is free, until none can be evicted.
+
+        Chunks being written are never victims: unless the choice depends on how many there are, it makes no difference
+        to evict all at once.
+
+        Args:
+            context: the request.
+            first: position of its first chunk to insert.
+            last: position behind the last one.
+            fresh: those that the request had not reported missing before.
+            free: slots that are empty.
+            evictable: chunks that may be evicted.
+
+        Returns:
+            How many were inserted.
+        """
+        count = min(last - first, free + evictable)
+        if count > free:
+            self.evict(count - free)
+        self.insert(context, context.path.runs(first, first + count))
+        return count
 
     @abstractmethod
     def remove(self, piece: ChunkPiece) -> None:

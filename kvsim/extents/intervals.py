@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-Interval = tuple[int, int]  # positions first .. last - 1, never empty
+Interval = tuple[int, int]  # positions first .. last - 1
 
 
 class Intervals:
@@ -48,3 +48,17 @@ class Intervals:
         # An index is even where the position lies outside, odd inside; a bound that equals it makes an empty gap.
         edges = [first] * (start % 2 == 0) + self._bounds[start:stop] + [last] * (stop % 2 == 0)
         return [(left, right) for left, right in zip(edges[::2], edges[1::2], strict=True) if left < right]
+
+
+def interval_of(positions: Sequence[int]) -> Interval:
+    """Positions that follow each other, as an interval.
+
+    Raises:
+        NotImplementedError: they don't, as those of several attention groups: that needs the reference ledger.
+    """
+    if not positions:
+        return 0, 0
+    first, last = positions[0], positions[-1] + 1
+    if last - first != len(positions):
+        raise NotImplementedError("positions that don't follow each other need the reference ledger")
+    return first, last

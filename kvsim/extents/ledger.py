@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvsim.extents.chunk_piece import ChunkPiece, RunPolicy
 from kvsim.extents.context import RunContext
-from kvsim.extents.intervals import Interval
+from kvsim.extents.intervals import Interval, interval_of
 from kvsim.extents.path import NO_KEYS, Key, Run, Runs
-from kvsim.extents.pieces import total
 from kvsim.offload.ledger import PrefixHit, Primary, StorePlan
 
 RunPolicyFactory = Callable[[int], RunPolicy]  # takes the capacity
@@ -81,7 +80,7 @@ class RunOffloadingManager(Primary):
         return keys
 
     def prepare_load_of(self, context: RunContext, positions: Sequence[int]) -> Runs:
-        return self.prepare_load(context, *_stretch(positions))
+        return self.prepare_load(context, *interval_of(positions))
 
     def pin(self, keys: Runs) -> Runs:
         """Protect ready chunks from eviction while somebody reads them."""
@@ -113,29 +112,22 @@ class RunOffloadingManager(Primary):
         return self._store(context, absent, ready)
 
     def prepare_store_of(self, context: RunContext, positions: Sequence[int]) -> StorePlan | None:
-        return self.prepare_store(context, *_stretch(positions))
+        return self.prepare_store(context, *interval_of(positions))
 
     def promote(self, context: RunContext, first: int, last: int) -> int:
         """Reserve absent chunks, one offer after another until one is refused; returns how many were reserved."""
         if first >= last:
             return 0
-        if self.policy.one_by_one:
-            for position in range(first, last):
-                if self.prepare_store(context, position, position + 1) is None:
-                    return position - first
-            return last - first
         free = self.num_slots - self._num_chunks
-        count = min(last - first, free + self._num_evictable)
-        end = first + count
-        self._offer_absent(context, first, min(end + 1, last))
-        if count > free:
-            self._evict(count - free)
-            self._epoch += count - free - 1
-        if count:
-            self._insert(context, [(first, end)])
-            self._epoch += count - 1
-        if end < last:
-            self._num_refusals += 1
+        fresh = context.missed.missing(first, last)
+        count = self.policy.reserve(context, first, last, fresh, free, self._num_evictable)
+        evicted = max(count - free, 0)
+        self._num_chunks += count - evicted
+        self._num_evictable -= evicted
+        self._num_evicted += evicted
+        self._num_refusals += first + count < last
+        self._epoch += count + evicted
+        self._note_promoted(context, first, first + count, min(first + count + 1, last))
         return count
 
     def complete_store(self, keys: Runs, context: RunContext | None = None, *, success: bool = True) -> None:
@@ -211,11 +203,12 @@ class RunOffloadingManager(Primary):
             for part in context.inserted.missing(*interval):
                 context.reused.add(*part)
 
-    def _offer_absent(self, context: RunContext, first: int, last: int) -> None:
-        missed = context.missed.add(first, last)
-        if missed:
-            self.policy.on_store_miss(context.runs_of(missed))
-        self._note(context, [(first, last)], [])
+    def _note_promoted(self, context: RunContext, first: int, last: int, end: int) -> None:
+        """Chunks up to ``end`` were offered, and found missing; those up to ``last`` were put in."""
+        context.missed.add(first, end)
+        self._note(context, [(first, end)], [])
+        if first < last:
+            context.inserted.add(first, last)
 
     def _store(self, context: RunContext, absent: list[Interval], ready: list[Interval]) -> StorePlan | None:
         """Reserve slots for what is absent; nothing that was offered makes room for it."""
@@ -225,39 +218,33 @@ class RunOffloadingManager(Primary):
         if missing > 0:
             covered = (piece for run in context.runs_of(ready) for piece in self.pieces.cover(run))
             spared = [piece for piece in covered if not piece.ref_count]
-            num_spared = sum(piece.last - piece.first for piece in spared)
-            if missing > self._num_evictable - num_spared or not self._evict_sparing(missing, spared):
+            evictable = self._num_evictable - sum(map(len, spared))
+            if missing > evictable or not self._evict(missing, spared):
                 self._num_refusals += 1
                 return None
-        keys = self._insert(context, absent)
-        return StorePlan(keys, keys)
+        return self._insert(context, absent)
 
-    def _evict_sparing(self, count: int, spared: list[ChunkPiece]) -> bool:
+    def _evict(self, count: int, spared: list[ChunkPiece]) -> bool:
         for piece in spared:
             self._use(piece)
-        done = self._evict(count)
+        done = self.policy.evict(count)
         for piece in spared:
             self._release(piece)
+        if done:
+            self._num_chunks -= count
+            self._num_evictable -= count
+            self._num_evicted += count
+            self._epoch += 1
         return done
 
-    def _evict(self, count: int) -> bool:
-        if not self.policy.evict(count):
-            return False
-        self._num_chunks -= count
-        self._num_evictable -= count
-        self._num_evicted += count
-        self._epoch += 1
-        return True
-
-    def _insert(self, context: RunContext, positions: list[Interval]) -> Runs:
-        runs = context.runs_of(positions)
-        self.policy.insert(context, runs)
+    def _insert(self, context: RunContext, positions: list[Interval]) -> StorePlan:
+        keys = Runs(context.runs_of(positions))
+        self.policy.insert(context, keys.runs)
         for first, last in positions:
             context.inserted.add(first, last)
-        keys = Runs(runs)
         self._num_chunks += len(keys)
         self._epoch += 1
-        return keys
+        return StorePlan(keys, keys)
 
     def _use(self, piece: ChunkPiece) -> None:
         if piece.ref_count == 0:
@@ -277,7 +264,7 @@ class RunOffloadingManager(Primary):
         self.policy.remove(piece)
 
     def check(self, *, at_end: bool) -> None:
-        assert total(Run(p.segment, p.first, p.last) for p in self.pieces) == self._num_chunks, "CPU chunks miscounted"
+        assert sum(map(len, self.pieces)) == self._num_chunks, "CPU chunks miscounted"
         assert self._num_chunks <= self.num_slots, "more CPU chunks than slots"
         evictable = sum(len(piece) for piece in self.pieces if piece.ref_count == 0)
         assert evictable == self._num_evictable, f"{evictable} evictable chunks, {self._num_evictable} counted"
@@ -303,18 +290,8 @@ class RunOffloadingManager023(RunOffloadingManager):
     def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
         return self._store(context, *self._survey(context, first, last))
 
-    def _offer_absent(self, context: RunContext, first: int, last: int) -> None:
+    def _note_promoted(self, context: RunContext, first: int, last: int, end: int) -> None:
         """Only touches are noted."""
 
     def on_request_finished(self, context: RunContext) -> None:
         """Nothing is committed late."""
-
-
-def _stretch(positions: Sequence[int]) -> tuple[int, int]:
-    """First and last of positions that follow each other: a run-level ledger takes no others."""
-    if not positions:
-        return 0, 0
-    first, last = positions[0], positions[-1] + 1
-    if last - first != len(positions):
-        raise NotImplementedError("positions that don't follow each other need the reference ledger")
-    return first, last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
@@ -46,24 +47,44 @@ class IoCost:
 
 
 class Stream:
-    """Chunks that one thread moves one after another. ``work``: what is left, in device nanoseconds times `WHOLE`."""
+    """Chunks that one thread moves one after another; over when its kind has been served up to ``end``."""
 
-    __slots__ = ("cap", "chunk_bytes", "chunk_work", "num_chunks", "on_done", "part", "rate", "work")
+    __slots__ = ("end", "kind", "num_chunks", "number", "on_done")
 
-    def __init__(
-        self, num_chunks: int, chunk_bytes: int, device_ns: int, alone_ns: int, on_done: Callable[[], None]
-    ) -> None:
-        self.num_chunks, self.chunk_bytes, self.on_done = num_chunks, chunk_bytes, on_done
-        self.chunk_work = device_ns * WHOLE
-        self.work = num_chunks * self.chunk_work
-        self.cap = max(device_ns * WHOLE // alone_ns, 1)
-        self.part = 0  # of the device, in parts of WHOLE
+    def __init__(self, kind: _Kind, num_chunks: int, number: int, on_done: Callable[[], None]) -> None:
+        self.kind, self.num_chunks, self.number, self.on_done = kind, num_chunks, number, on_done
+        self.end = kind.served + num_chunks * kind.chunk_work
+
+    def __lt__(self, other: Stream) -> bool:
+        return (self.end, self.number) < (other.end, other.number)
+
+
+class _Kind:
+    """Streams of one direction and chunk size, which all get the same part of the device.
+
+    ``served``: what each of them would have got if it had been there from the beginning, in device nanoseconds times
+    `WHOLE`.
+    """
+
+    __slots__ = ("cap", "chunk_bytes", "chunk_work", "part", "rate", "served", "streams")
+
+    def __init__(self, chunk_bytes: int, cost: IoCost) -> None:
+        device_ns = cost.device_ns(chunk_bytes)
+        self.chunk_bytes, self.chunk_work = chunk_bytes, device_ns * WHOLE
+        self.cap = max(self.chunk_work // cost.alone_ns(chunk_bytes), 1)
+        self.served = 0
+        self.part = 0  # of the device, for each stream, in parts of WHOLE
         self.rate = 0  # what host memory leaves of it
+        self.streams: list[Stream] = []  # heap, next to end first
 
     @property
     def bytes_per_s(self) -> int:
-        """What it moves with its part of the device."""
-        return self.chunk_bytes * self.part * NS // self.chunk_work
+        """What all of them move with their parts of the device."""
+        return len(self.streams) * (self.chunk_bytes * self.part * NS // self.chunk_work)
+
+    def next_end_ns(self) -> int:
+        """Time until the next one ends."""
+        return max(-(-(self.streams[0].end - self.served) // self.rate), 0)
 
 
 class StorageDevice:
@@ -71,7 +92,7 @@ class StorageDevice:
 
     Streams share the device's time evenly, whatever their direction: what reads take is missing to writes. A stream
     gets no more than it could use alone; what it leaves is for the others. While many streams are active the latency
-    of one is hidden behind the transfers of others.
+    of one is hidden behind the transfers of others. The cost of a change grows with kinds of streams, not with streams.
 
     Args:
         costs: of a chunk, per direction.
@@ -89,24 +110,30 @@ class StorageDevice:
         self._env, self._costs, self._on_change = env, costs, on_change
         self._memory = memory or HostMemory(None)
         self._memory_user = self._memory.join(self._advance, self._wake_at_next_end)
-        self._active: list[Stream] = []
+        self._kinds: dict[tuple[IoDirection, int], _Kind] = {}
+        self._by_cap: list[_Kind] = []
+        self._num_streams = 0  # so far
         self._updated_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
         self._used = 0  # device nanoseconds spent, times WHOLE
 
     def start(self, direction: IoDirection, num_chunks: int, chunk_bytes: int, on_done: Callable[[], None]) -> Stream:
         """One stream more, from now on; ``on_done`` is called when its last chunk has been moved."""
-        cost = self._costs[direction]
-        stream = Stream(num_chunks, chunk_bytes, cost.device_ns(chunk_bytes), cost.alone_ns(chunk_bytes), on_done)
+        kind = self._kinds.get((direction, chunk_bytes))
+        if kind is None:
+            kind = self._kinds[direction, chunk_bytes] = _Kind(chunk_bytes, self._costs[direction])
+            self._by_cap = sorted(self._kinds.values(), key=attrgetter("cap"))
         self._advance()
-        self._active.append(stream)
+        stream = Stream(kind, num_chunks, self._num_streams, on_done)
+        self._num_streams += 1
+        heappush(kind.streams, stream)
         self._share()
         return stream
 
     def chunks_done(self, stream: Stream) -> int:
         """Chunks that this stream has moved by now."""
         self._advance()
-        return stream.num_chunks - -(-max(stream.work, 0) // stream.chunk_work)
+        return stream.num_chunks - -(-max(stream.end - stream.kind.served, 0) // stream.kind.chunk_work)
 
     def busy_ns(self) -> int:
         """Time that the whole device has been used for, up to now."""
@@ -116,28 +143,30 @@ class StorageDevice:
     def _advance(self) -> None:
         elapsed = self._env.now - self._updated_ns
         if elapsed:
-            for stream in self._active:
-                stream.work -= elapsed * stream.rate
-                self._used += elapsed * stream.rate
+            for kind in self._by_cap:
+                if kind.streams:
+                    kind.served += elapsed * kind.rate
+                    self._used += elapsed * kind.rate * len(kind.streams)
             self._updated_ns = self._env.now
 
     def _share(self) -> None:
         """Water filling: the smallest caps first, each gets its cap or an even part of what is left."""
-        left, waiting = WHOLE, len(self._active)
-        for stream in sorted(self._active, key=attrgetter("cap")):
-            stream.part = max(min(stream.cap, left // waiting), 1)
-            left, waiting = left - stream.part, waiting - 1
-        self._memory.demand({self._memory_user: sum(stream.bytes_per_s for stream in self._active)})
+        left, waiting = WHOLE, sum(len(kind.streams) for kind in self._by_cap)
+        for kind in self._by_cap:
+            if kind.streams:
+                kind.part = max(min(kind.cap, left // waiting), 1)
+                left, waiting = left - kind.part * len(kind.streams), waiting - len(kind.streams)
+        self._memory.demand({self._memory_user: sum(kind.bytes_per_s for kind in self._by_cap)})
         self._wake_at_next_end()
 
     def _wake_at_next_end(self) -> None:
-        for stream in self._active:
-            stream.rate = max(stream.part * self._memory_user.share_ppm // FULL_PPM, 1)
+        active = [kind for kind in self._by_cap if kind.streams]
+        for kind in active:
+            kind.rate = max(kind.part * self._memory_user.share_ppm // FULL_PPM, 1)
         self._plan += 1
-        if self._active:
+        if active:
             plan = self._plan
-            delay = min(-(-max(stream.work, 0) // stream.rate) for stream in self._active)
-            timeout = self._env.timeout(delay)
+            timeout = self._env.timeout(min(kind.next_end_ns() for kind in active))
             assert timeout.callbacks is not None
             timeout.callbacks.append(lambda _event: self._on_wake(plan))
 
@@ -145,9 +174,11 @@ class StorageDevice:
         if plan != self._plan:
             return  # the rates have changed since
         self._advance()
-        done = [stream for stream in self._active if stream.work <= 0]
-        self._active = [stream for stream in self._active if stream.work > 0]
+        done: list[Stream] = []
+        for kind in self._by_cap:
+            while kind.streams and kind.streams[0].end <= kind.served:
+                done.append(heappop(kind.streams))
         self._share()
-        for stream in done:
+        for stream in sorted(done, key=attrgetter("number")):
             stream.on_done()
         self._on_change()

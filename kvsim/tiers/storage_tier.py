@@ -188,7 +188,8 @@ class StorageTier:
 
     def _write(self, job: _Job, keys: Keys, release: Task) -> None:
         """Chunks that are here are not written again; those that find no space are lost to the tier."""
-        self._take_in_progress()
+        if self._exists_ns is not None or self.files.max_files is not None:  # somebody looks
+            self._take_in_progress()
         missing = keys if self._exists_ns is None else self.files.missing(keys)
         room = self.files.reserve(len(missing))
         self.totals.deduplicated_chunks += len(keys) - len(missing)

@@ -176,28 +176,34 @@ class World:
         self.stores: list[tuple[Runs, list[int]]] = []
         self.loads: list[tuple[Runs, list[int]]] = []
         self.num_requests = 0
-        self.with_promotions, self.with_losses = rng.random() < 0.6, rng.random() < 0.3
+        self.promotions = rng.choice((0, 2, 8))  # how often
+        self.with_losses = rng.random() < 0.3
+        self.max_living = rng.randint(2, 10)
+        self.visits = rng.choice((0, 3, 10))
 
     def run(self) -> None:
         rng = self.rng
         operations: list[tuple[Callable[[], None], float]] = [
             (self.begin, 2),
+            (self.visit, self.visits),
             (self.look, 3),
             (self.compute, 3),
             (self.offer, 5),
             (self.load, 3),
-            (self.complete_store, 5),
-            (self.complete_load, 4),
-            (self.finish, 1.5),
+            (self.complete_store, 7 + self.promotions),
+            (self.complete_load, 6),
+            (self.finish, 2),
             (self.preempt, 0.5),
-            (self.promote, 2 if self.with_promotions else 0),
+            (self.promote, self.promotions),
             (self.lose, 0.2 if self.with_losses else 0),
         ]
         names, weights = zip(*operations, strict=True)
-        for _ in range(rng.randint(20, 200)):
+        for _ in range(rng.randint(20, rng.choice((100, 100, 500)))):
             operation = rng.choices(names, weights)[0]
             if not self.living:
                 operation = self.begin
+            elif len(self.living) > self.max_living:
+                operation = self.finish
             operation()
             self.compare()
         while self.stores:
@@ -257,6 +263,28 @@ class World:
         request.computed = min(request.computed + self.rng.randint(1, 20), len(request.context.path))
         if request.computed > request.context.num_keys:
             self.extend(request, request.computed)
+
+    def visit(self) -> None:
+        """A whole life without delays: most of the prefix is loaded, the rest is stored."""
+        self.begin()
+        request = self.living.pop()
+        self.extend(request, len(request.context.path))
+        chunks, pending = self.look_from(request, 0, request.context.num_keys)
+        self.touch(request)
+        if chunks and not pending:
+            keys = self.manager.prepare_load(request.context, 0, chunks)
+            self.reference.prepare_load(request.reference, 0, chunks)
+            self.manager.complete_load(keys)
+            self.reference.complete_load(request.reference.keys[:chunks])
+        plan = self.manager.prepare_store(request.context, chunks, request.context.num_keys)
+        expected = self.reference.prepare_store(request.reference, chunks, request.context.num_keys)
+        assert (plan is None) == (expected is None)
+        if plan is not None and expected is not None:
+            self.touch(request)
+            self.manager.complete_store(plan.positions)
+            self.reference.complete_store([request.reference.keys[position] for position in expected.positions])
+        self.manager.on_request_finished(request.context)
+        self.reference.on_request_finished(request.reference)
 
     def look(self) -> None:
         request = self.someone()
@@ -405,5 +433,5 @@ def compare_worlds(kind: str, seeds: range) -> Counts:
 def test_decides_as_the_reference_in_random_worlds(kind: str) -> None:
     """Results, counters, reference counts and the whole eviction order are those of the reference, at every step."""
     counts = compare_worlds(kind, range(200))
-    del counts.changes
-    assert min(vars(counts).values()) > 20, counts
+    happened = {name: count for name, count in vars(counts).items() if name != "changes" or kind == "arc-0.23"}
+    assert min(happened.values()) > 20, counts
