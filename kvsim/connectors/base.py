@@ -79,8 +79,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
+from kvsim.offload.store_use import StoreUse
 from kvsim.request import Request
 
 BlockTable = Any

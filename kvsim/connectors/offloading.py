@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvsim.connectors.base import CopyJob, Direction, KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.context import RequestContext
 from kvsim.offload.ledger import Ledger, StorePlan
+from kvsim.offload.store_use import StoreUse
 from kvsim.request import Request, RequestStatus
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.connectors.store_use import StoreUse
 from kvsim.kv_events import CPU, FULL_ATTENTION, GPU, BlockStored, KVCacheEvent, KVEventLog
+from kvsim.offload.store_use import StoreUse
 from kvsim.request import Request
 
 Pairs = tuple[list[int], list[int]]  # blocks to read, blocks to write

@@ -8,13 +8,13 @@ from kvsim.extents.chunk_piece import ChunkPiece, RunPolicy
 from kvsim.extents.context import RunContext
 from kvsim.extents.intervals import Interval, interval_of
 from kvsim.extents.path import NO_KEYS, Key, Run, Runs
-from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
+from kvsim.offload.ledger import PrefixHit, Primary, StorePlan
 
 RunPolicyFactory = Callable[[int], RunPolicy]  # takes the capacity
 NOTHING_TO_STORE = StorePlan(NO_KEYS, NO_KEYS)
 
 
-class RunOffloadingManager(Ledger):
+class RunOffloadingManager(Primary):
     """Decides as `kvsim.offload.manager.OffloadingManager` does, at a cost that grows with pieces, not with chunks.
 
     Keys are `Runs`, slots are not told apart: where the reference returns slots, this returns the keys. KV events and

@@ -145,3 +145,11 @@ def find(pieces: list[P], position: int) -> int:
 def total(runs: Iterable[Run]) -> int:
     """Blocks in some runs."""
     return sum(last - first for _segment, first, last in runs)
+
+
+def join_on(runs: list[Run], run: Run) -> None:
+    """Append a run, as part of the last one if it goes on where that ends."""
+    if runs and runs[-1].last == run.first and runs[-1].segment == run.segment:
+        runs[-1] = Run(run.segment, runs[-1].first, run.last)
+    else:
+        runs.append(run)

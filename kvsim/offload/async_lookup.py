@@ -22,6 +22,7 @@ class AsyncLookup:
         self._batch: list[int] = []  # asked in this step
         self._looking: set[int] = set()  # in flight; never iterated
         self.epoch = 0  # grows with every answer
+        self.num_changes = 0  # grows when somebody asks for the first time
 
     def ask(self, key: int, request_id: str) -> Answer:
         """The remembered answer, or RETRY."""
@@ -33,6 +34,7 @@ class AsyncLookup:
         askers = self._asked_by[key]
         if request_id not in askers:
             askers.add(request_id)
+            self.num_changes += 1
             self._keys_of.setdefault(request_id, []).append(key)
         answer = answers[key]
         return Answer.RETRY if answer is None else Answer.HIT if answer else Answer.MISS

@@ -126,3 +126,15 @@ class Ledger(ABC):
     @abstractmethod
     def check(self, *, at_end: bool) -> None:
         """Raise AssertionError if the books are wrong (``at_end``: or if anything is still pinned)."""
+
+
+class Primary(Ledger):
+    """A ledger behind which secondary tiers can stand."""
+
+    @abstractmethod
+    def pin(self, keys: Keys) -> Keys:
+        """Protect ready chunks from eviction while somebody reads them; returns their slots."""
+
+    @abstractmethod
+    def held(self, keys: Keys) -> Keys:
+        """Those that are here, in the order given."""

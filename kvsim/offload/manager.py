@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kvsim.kv_events import CPU, KVCacheEvent, OffloadEventLog, OffloadEventLog023
 from kvsim.offload.context import INSERTED, MISSED, REUSED, SEEN, RequestContext
-from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
+from kvsim.offload.ledger import PrefixHit, Primary, StorePlan
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.slot import Slot, Slots
 
@@ -18,7 +18,7 @@ PolicyFactory = Callable[[int, Slots], EvictionPolicy]
 EvictionLog = Callable[[int, "list[int] | None"], None]  # (keys wanted, keys evicted or None = refused)
 
 
-class OffloadingManager(Ledger):
+class OffloadingManager(Primary):
     """Slots of CPU memory under an eviction policy.
 
     Recency is per request: uses are only noted while it lives and committed by `on_request_finished`.
@@ -75,7 +75,6 @@ class OffloadingManager(Ledger):
         return ids
 
     def pin(self, keys: Sequence[int]) -> list[int]:
-        """Protect ready chunks from eviction while somebody reads them; returns their slots."""
         ids: list[int] = []
         for key in keys:
             slot = self.slots[key]
@@ -86,6 +85,9 @@ class OffloadingManager(Ledger):
             ids.append(slot.slot_id)
         self._epoch += 1
         return ids
+
+    def held(self, keys: Sequence[int]) -> list[int]:
+        return [key for key in keys if key in self.slots]
 
     def complete_load(self, keys: Sequence[int]) -> None:
         for key in keys:

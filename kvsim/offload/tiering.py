@@ -7,12 +7,11 @@ from enum import Enum
 from typing import Literal, Protocol, runtime_checkable
 
 from kvsim.kv_events import KVCacheEvent
-from kvsim.offload.context import RequestContext
-from kvsim.offload.ledger import Ledger, PrefixHit, StorePlan
+from kvsim.offload.ledger import Context, Keys, Ledger, PrefixHit, Primary, StorePlan
 from kvsim.offload.manager import OffloadingManager
 
 # What has come of keys in flight. A job that succeeds for some keys only is reported in parts.
-TierJob = tuple[Literal["load", "store", "failed load", "failed store"], Sequence[int]]
+TierJob = tuple[Literal["load", "store", "failed load", "failed store"], Keys]
 
 
 class Answer(Enum):
@@ -47,7 +46,7 @@ class SecondaryTier(Protocol):
         """The request is over, and its stores are all here or on their way."""
         ...
 
-    def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
+    def submit(self, direction: Literal["load", "store"], keys: Keys) -> None:
         """Start moving chunks from the tier (load) or to it (store)."""
         ...
 
@@ -85,11 +84,11 @@ class TieringManager(Ledger):
 
     lookups_are_pure = False
 
-    def __init__(self, primary: OffloadingManager, tiers: Sequence[SecondaryTier]) -> None:
+    def __init__(self, primary: Primary, tiers: Sequence[SecondaryTier]) -> None:
         self.primary, self.tiers = primary, tiers
         self.on_promoted: Callable[[int, int], None] | None = None  # told of each chunk and its slot
         self._polled = False  # in this step
-        self._promotions: dict[tuple[int, str], list[int]] = {}  # (tier, request) -> keys, in order of first promotion
+        self._promotions: dict[tuple[int, str], Keys] = {}  # (tier, request) -> keys, in order of first promotion
         self._sources: dict[str, dict[int, int]] = {}  # request -> {key that it has promoted: tier}
         self._open_stores: dict[str, int] = {}  # request -> stores that have still to be cascaded
         self._finished: set[str] = set()  # ended, but with open stores; never iterated
@@ -115,7 +114,7 @@ class TieringManager(Ledger):
     def num_refusals(self) -> int:
         return self.primary.num_refusals
 
-    def lookup_prefix(self, context: RequestContext, first: int, last: int) -> PrefixHit:
+    def lookup_prefix(self, context: Context, first: int, last: int) -> PrefixHit:
         self._poll_once()
         chunks, pending, position = 0, False, first
         while position < last:
@@ -131,7 +130,7 @@ class TieringManager(Ledger):
             position += 1
         return PrefixHit(chunks, pending)
 
-    def _promote(self, context: RequestContext, position: int) -> Answer:
+    def _promote(self, context: Context, position: int) -> Answer:
         """Find the chunk in a tier and reserve its slot. MISS: nobody has it, or the primary is full of pins."""
         key, unknown = context.keys[position], False
         for number, tier in enumerate(self.tiers):
@@ -145,41 +144,39 @@ class TieringManager(Ledger):
             unknown |= answer is Answer.RETRY
         return Answer.RETRY if unknown else Answer.MISS
 
-    def touch(self, context: RequestContext) -> None:
+    def touch(self, context: Context) -> None:
         self.primary.touch(context)
 
-    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+    def prepare_load(self, context: Context, first: int, last: int) -> Keys:
         return self.primary.prepare_load(context, first, last)
 
-    def prepare_load_of(self, context: RequestContext, positions: Sequence[int]) -> list[int]:
+    def prepare_load_of(self, context: Context, positions: Sequence[int]) -> Keys:
         return self.primary.prepare_load_of(context, positions)
 
-    def sources(self, context: RequestContext, first: int, last: int) -> list[int]:
+    def sources(self, context: Context, first: int, last: int) -> list[int]:
         """Tiers from which this request has had the chunks brought; those that it found in the primary don't count."""
         promoted = self._sources.get(context.request_id, {})
         return [promoted[key] for key in context.keys[first:last] if key in promoted]
 
-    def complete_load(self, keys: Sequence[int]) -> None:
+    def complete_load(self, keys: Keys) -> None:
         self.primary.complete_load(keys)
 
-    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+    def prepare_store(self, context: Context, first: int, last: int) -> StorePlan | None:
         return self.prepare_store_of(context, range(first, last))
 
-    def prepare_store_of(self, context: RequestContext, positions: Sequence[int]) -> StorePlan | None:
+    def prepare_store_of(self, context: Context, positions: Sequence[int]) -> StorePlan | None:
         self._poll()
         return self._count(context, self.primary.prepare_store_of(context, positions))
 
-    def _count(self, context: RequestContext, plan: StorePlan | None) -> StorePlan | None:
+    def _count(self, context: Context, plan: StorePlan | None) -> StorePlan | None:
         if plan is not None and plan.positions:
             self._open_stores[context.request_id] = self._open_stores.get(context.request_id, 0) + 1
         return plan
 
-    def complete_store(
-        self, keys: Sequence[int], context: RequestContext | None = None, *, success: bool = True
-    ) -> None:
+    def complete_store(self, keys: Keys, context: Context | None = None, *, success: bool = True) -> None:
         self.primary.complete_store(keys, success=success)
-        held = self._held(keys) if success else []
-        for tier in self.tiers if held else ():  # all keys, also those that the tier has
+        held = self.primary.held(keys) if success else ()  # all, unless its contents were lost meanwhile
+        for tier in self.tiers if held else ():  # all of them, also those that the tier has
             self.primary.pin(held)
             tier.submit("store", held)
         if context is not None:
@@ -188,15 +185,11 @@ class TieringManager(Ledger):
                 self._open_stores[context.request_id] = left
             self._tell_tiers_if_over(context.request_id)
 
-    def on_request_finished(self, context: RequestContext) -> None:
+    def on_request_finished(self, context: Context) -> None:
         self.primary.on_request_finished(context)
         self._sources.pop(context.request_id, None)
         self._finished.add(context.request_id)
         self._tell_tiers_if_over(context.request_id)
-
-    def _held(self, keys: Sequence[int]) -> list[int]:
-        """Those that the primary has: all, unless its contents were lost meanwhile."""
-        return [key for key in keys if key in self.primary.slots]
 
     def _tell_tiers_if_over(self, request_id: str) -> None:
         """A request is over for the tiers when it has ended and no store of it can reach them any more."""
@@ -243,10 +236,14 @@ class TieringManager(Ledger):
                 if outcome in {"load", "failed load"}:  # the primary's copy is written, or will never be
                     self.primary.complete_store(keys, success=outcome == "load")
                     if outcome == "load" and self.on_promoted is not None:
-                        for key in self._held(keys):
-                            self.on_promoted(key, self.primary.slots[key].slot_id)
+                        self._tell_promoted(keys, self.on_promoted)
                 else:  # and has been read; nobody writes again what a tier has lost
                     self.primary.complete_load(keys)
+
+    def _tell_promoted(self, keys: Keys, tell: Callable[[int, int], None]) -> None:
+        assert isinstance(self.primary, OffloadingManager), "only it knows one slot from another"
+        for key in self.primary.held(keys):
+            tell(key, self.primary.slots[key].slot_id)
 
 
 class TieringManager023(TieringManager):
@@ -256,10 +253,10 @@ class TieringManager023(TieringManager):
     poll, and completions become visible a step late.
     """
 
-    def prepare_load(self, context: RequestContext, first: int, last: int) -> list[int]:
+    def prepare_load(self, context: Context, first: int, last: int) -> Keys:
         self._poll_once()
         return self.primary.prepare_load(context, first, last)
 
-    def prepare_store(self, context: RequestContext, first: int, last: int) -> StorePlan | None:
+    def prepare_store(self, context: Context, first: int, last: int) -> StorePlan | None:
         self._poll_once()
         return self._count(context, self.primary.prepare_store(context, first, last))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+from kvsim.extents.files import RunFiles
+from kvsim.offload.ledger import Keys
 from kvsim.offload.tiering import Answer, TierJob
 from kvsim.results.records import TierTotals
 from kvsim.tiers.files import Files
@@ -13,11 +14,15 @@ from kvsim.tiers.files import Files
 class ExampleTier:
     """Unbounded, and outside time: the upper bound of what a secondary tier can give.
 
+    ``files``: of the kind that the keys need.
+
     Rule: vLLM 0.33.0 v1/kv_offload/tiering/example/manager.py.
     """
 
-    def __init__(self, totals: TierTotals, chunk_bytes: int) -> None:
-        self.totals, self.chunk_bytes, self.files = totals, chunk_bytes, Files()
+    def __init__(self, totals: TierTotals, chunk_bytes: int, files: Files | RunFiles | None = None) -> None:
+        self.totals, self.chunk_bytes = totals, chunk_bytes
+        self.files: Files | RunFiles = Files() if files is None else files
+        self.num_changes = 0  # grows with every poll that takes something in
         self._done: list[TierJob] = []
 
     @property
@@ -25,7 +30,7 @@ class ExampleTier:
         """Grows with every change that `lookup` could notice."""
         return self.files.epoch
 
-    def lookup(self, key: int, request_id: str) -> Answer:
+    def lookup(self, key: Any, request_id: str) -> Answer:
         """Whether the chunk is here."""
         return Answer.HIT if key in self.files else Answer.MISS
 
@@ -35,11 +40,11 @@ class ExampleTier:
     def on_request_finished(self, request_id: str) -> None:
         """Nothing to forget."""
 
-    def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
+    def submit(self, direction: Literal["load", "store"], keys: Keys) -> None:
         """Done as soon as somebody asks."""
         size = len(keys) * self.chunk_bytes
         if direction == "store":
-            known = sum(key in self.files for key in keys)
+            known = len(keys) - len(self.files.missing(keys))
             self.files.reserve(len(keys))
             self.files.publish(keys)
             self.totals.deduplicated_chunks += known
@@ -54,6 +59,7 @@ class ExampleTier:
     def poll(self) -> list[TierJob]:
         """Everything submitted since the last poll."""
         done, self._done = self._done, []
+        self.num_changes += bool(done)
         return done
 
     def is_idle(self) -> bool:

@@ -32,6 +32,14 @@ class Files:
     def __len__(self) -> int:
         return len(self._published)
 
+    def find(self, keys: Iterable[int]) -> list[tuple[int, bool]]:
+        """Which of these files are here, and which are not, in order."""
+        return [(key, key in self._published) for key in keys]
+
+    def missing(self, keys: Iterable[int]) -> list[int]:
+        """Those that are not here, in order."""
+        return [key for key in keys if key not in self._published]
+
     def reserve(self, wanted: int) -> int:
         """Space for new files; returns for how many there is some."""
         if self.max_files is not None:

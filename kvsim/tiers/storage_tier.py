@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from kvsim.clock import Clock
+from kvsim.extents.files import RunFiles
 from kvsim.kv_events import STORAGE, KVCacheEvent, OffloadEventLog
 from kvsim.offload.async_lookup import AsyncLookup
+from kvsim.offload.ledger import Keys
 from kvsim.offload.tiering import Answer, TierJob
 from kvsim.results.records import TierTotals
 from kvsim.tiers.device import IoDirection, StorageDevice, Stream
@@ -23,7 +25,7 @@ LookupTime = Callable[[int], int]  # ns to find out about so many chunks, one ba
 @dataclass(slots=True)
 class _Job:
     direction: Literal["load", "store"]
-    keys: Sequence[int]
+    keys: Keys
     submitted_ns: int
     open_tasks: int = 0
 
@@ -32,7 +34,7 @@ class _Job:
 class _Writing:
     """Files that a thread is writing one after another; the first ``published`` of them are complete."""
 
-    keys: list[int]
+    keys: Keys
     stream: Stream
     published: int = 0
 
@@ -40,7 +42,7 @@ class _Writing:
 class StorageTier:
     """Jobs become tasks of an I/O thread pool; a task moves its chunks one after another.
 
-    A chunk becomes visible when it is complete, not when its job is.
+    A chunk becomes visible when it is complete, not when its job is. Keys are of the kind that ``files`` takes.
 
     Args:
         chunk_bytes: of one chunk over all ranks.
@@ -57,12 +59,14 @@ class StorageTier:
     Rules: vLLM 0.33.0 v1/kv_offload/tiering/fs/manager.py, fs/io.py and obj/manager.py.
     """
 
+    lookup_kind: ClassVar[type[Any]] = AsyncLookup
+
     def __init__(
         self,
         env: Clock,
         device: StorageDevice,
         pool: ThreadPool,
-        files: Files,
+        files: Files | RunFiles,
         totals: TierTotals,
         *,
         chunk_bytes: int,
@@ -78,12 +82,11 @@ class StorageTier:
         self._env, self._device, self._pool = env, device, pool
         self._on_change, self._on_blocked = on_change, on_blocked
         self._tasks_per_job, self._exists_ns, self._lookup_ns = tasks_per_job, exists_ns, lookup_ns
-        self._lookup = AsyncLookup() if in_background else None
-        self._batches: deque[list[int]] = deque()  # for the background thread, which works on the first
+        self._lookup = self.lookup_kind() if in_background else None
+        self._batches: deque[Keys] = deque()  # for the background thread, which works on the first
         self._writing: dict[int, _Writing] = {}
-        self._num_writing = 0
         self._looked_ns = -1  # when the progress of writers was last taken in
-        self._open_jobs = 0
+        self._open_jobs = self._num_writing = self._num_changes = 0
         self._done: list[TierJob] = []
         self._publishes, self._kv_events = publishes, OffloadEventLog(STORAGE)
         self._queued: dict[IoDirection, int] = {"read": 0, "write": 0}  # chunks submitted and not moved yet
@@ -96,18 +99,28 @@ class StorageTier:
         self._take_in_progress()
         return self.files.epoch + (self._lookup.epoch if self._lookup is not None else 0)
 
-    def lookup(self, key: int, request_id: str) -> Answer:
+    @property
+    def num_changes(self) -> int:
+        """Grows with what asking or polling has started, changed or cost: if it stands still, repeating it is free."""
+        return self._num_changes + (self._lookup.num_changes if self._lookup is not None else 0)
+
+    def lookup(self, key: Any, request_id: str) -> Answer:
         """Whether the chunk can be loaded from here."""
         if self._lookup is None:
             self._take_in_progress()
-            time_ns = self._lookup_ns(1)
-            self.totals.lookup_keys += 1
-            self.totals.lookup_ns += time_ns
-            self._on_blocked(time_ns)
+            self._hold_up(1)
             return Answer.HIT if key in self.files else Answer.MISS
-        answer = self._lookup.ask(key, request_id)
+        answer: Answer = self._lookup.ask(key, request_id)
         # Files that are evicted are ours to know: vLLM, which never deletes one, would try to read it and fail.
         return Answer.MISS if answer is Answer.HIT and key not in self.files else answer
+
+    def _hold_up(self, num_chunks: int) -> None:
+        """The scheduler has looked for these itself, one after another."""
+        time_ns = num_chunks * self._lookup_ns(1)
+        self.totals.lookup_keys += num_chunks
+        self.totals.lookup_ns += time_ns
+        self._on_blocked(time_ns)
+        self._num_changes += 1
 
     def on_schedule_end(self) -> None:
         """The background thread gets what was asked in this step."""
@@ -116,7 +129,7 @@ class StorageTier:
             if len(self._batches) == 1:
                 self._look(batch)
 
-    def _look(self, batch: list[int]) -> None:
+    def _look(self, batch: Keys) -> None:
         time_ns = self._lookup_ns(len(batch))
         self.totals.lookup_batches += 1
         self.totals.lookup_keys += len(batch)
@@ -126,7 +139,7 @@ class StorageTier:
     def _has_looked(self) -> None:
         assert self._lookup is not None
         self._take_in_progress()
-        self._lookup.answer([(key, key in self.files) for key in self._batches.popleft()])
+        self._lookup.answer(self.files.find(self._batches.popleft()))
         if self._batches:
             self._look(self._batches[0])
         self._on_change()
@@ -137,12 +150,12 @@ class StorageTier:
             self._lookup.on_request_finished(request_id)
 
     # -- moving
-    def submit(self, direction: Literal["load", "store"], keys: Sequence[int]) -> None:
+    def submit(self, direction: Literal["load", "store"], keys: Keys) -> None:
         """Queue a job: the tier's chunks into CPU memory (load) or the other way (store)."""
         job = _Job(direction, keys, self._env.now)
         most = min(len(keys), self._pool.num_threads)
         count = most if self._tasks_per_job is None else min(self._tasks_per_job, most)
-        parts = [list(keys[i * len(keys) // count : (i + 1) * len(keys) // count]) for i in range(count)]
+        parts = [keys[i * len(keys) // count : (i + 1) * len(keys) // count] for i in range(count)]
         job.open_tasks = count
         self._open_jobs += 1
         way: IoDirection = "read" if direction == "load" else "write"
@@ -156,27 +169,27 @@ class StorageTier:
         for part in parts:
             self._pool.enqueue(way, partial(self._read if direction == "load" else self._check, job, part))
 
-    def _read(self, job: _Job, keys: list[int], release: Task) -> None:
+    def _read(self, job: _Job, keys: Keys, release: Task) -> None:
         self.totals.read_tasks += 1
         self.totals.read_wait_ns += self._env.now - job.submitted_ns
         self._device.start("read", len(keys), self.chunk_bytes, partial(self._has_read, job, keys, release))
 
-    def _has_read(self, job: _Job, keys: list[int], release: Task) -> None:
+    def _has_read(self, job: _Job, keys: Keys, release: Task) -> None:
         self.files.close(keys)
         self.totals.read_bytes += len(keys) * self.chunk_bytes
         self._note_queue("read", -len(keys))
         self._end_task(job, release)
 
-    def _check(self, job: _Job, keys: list[int], release: Task) -> None:
+    def _check(self, job: _Job, keys: Keys, release: Task) -> None:
         self.totals.write_tasks += 1
         self.totals.write_wait_ns += self._env.now - job.submitted_ns
         # Never at once: a chain of jobs with nothing to write would recurse.
         self._after(len(keys) * (self._exists_ns or 0), partial(self._write, job, keys, release))
 
-    def _write(self, job: _Job, keys: list[int], release: Task) -> None:
+    def _write(self, job: _Job, keys: Keys, release: Task) -> None:
         """Chunks that are here are not written again; those that find no space are lost to the tier."""
         self._take_in_progress()
-        missing = keys if self._exists_ns is None else [key for key in keys if key not in self.files]
+        missing = keys if self._exists_ns is None else self.files.missing(keys)
         room = self.files.reserve(len(missing))
         self.totals.deduplicated_chunks += len(keys) - len(missing)
         self.totals.refused_chunks += len(missing) - room
@@ -203,8 +216,8 @@ class StorageTier:
                 self._publish(writing, self._device.chunks_done(writing.stream))
 
     def _publish(self, writing: _Writing, complete: int) -> None:
-        new = writing.keys[writing.published : complete]
-        if new:
+        if complete > writing.published:
+            new = writing.keys[writing.published : complete]
             self.files.publish(new)
             writing.published = complete
             self._note_queue("write", -len(new))
@@ -243,15 +256,17 @@ class StorageTier:
     def poll(self) -> list[TierJob]:
         """Jobs that have finished since the last poll."""
         done, self._done = self._done, []
-        if self.files.on_evict is not None:  # vLLM: when a job is picked up, for all its chunks
+        self._num_changes += bool(done)
+        if isinstance(self.files, Files) and self.files.on_evict is not None:
             for direction, keys in done:
-                if direction == "store":
+                if direction == "store":  # vLLM: when a job is picked up, for all its chunks
                     self._kv_events.stored([key for key in keys if key in self.files])
         return done
 
     def enable_kv_events(self) -> None:
         """Note KV events from now on, if this tier is one that publishes."""
         if self._publishes:
+            assert isinstance(self.files, Files), "KV events are told key by key"
             self.files.on_evict = self._kv_events.removed
 
     def take_events(self) -> list[KVCacheEvent]:

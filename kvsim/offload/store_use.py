@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from kvsim.offload.ledger import Keys
 
 
 class StoreUse:
@@ -23,12 +23,12 @@ class StoreUse:
         """Stores that were (so far) for nothing."""
         return self.num_stored - self._num_used
 
-    def stored(self, keys: Sequence[int]) -> None:
+    def stored(self, keys: Keys) -> None:
         """These chunks have been copied out of the GPU."""
         self.num_stored += len(keys)
         self._unread.update(keys)
 
-    def loaded(self, keys: Sequence[int]) -> None:
+    def loaded(self, keys: Keys) -> None:
         """These chunks are being copied back."""
         before = len(self._unread)
         self._unread.difference_update(keys)

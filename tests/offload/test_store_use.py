@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from worlds import MS, TraceBuilder, config, run, summary
 
-from kvsim.connectors.store_use import StoreUse
+from kvsim.offload.store_use import StoreUse
 
 
 def test_stores_are_used_by_the_first_load_only() -> None:

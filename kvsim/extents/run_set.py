@@ -1,0 +1,61 @@
+"""A set of keys, by the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvsim.extents.path import Key, Run
+from kvsim.extents.pieces import Piece, PieceMap
+
+
+def _cut(piece: Piece, position: int) -> Piece:
+    right = Piece(piece.segment, position, piece.last)
+    piece.last = position
+    return right
+
+
+class RunSet:
+    """As `set` of keys. What touches is joined, so it costs as little as the fewest runs that can describe it."""
+
+    __slots__ = ("_num_keys", "_pieces")
+
+    def __init__(self) -> None:
+        self._pieces: PieceMap[Piece] = PieceMap(_cut)
+        self._num_keys = 0
+
+    def __len__(self) -> int:
+        return self._num_keys
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._pieces
+
+    def add(self, runs: Iterable[Run]) -> int:
+        """Put keys in; returns how many of them are new."""
+        before = self._num_keys
+        for run in runs:
+            segment, first, last = run
+            touching = self._pieces.overlapping(Run(segment, first - 1, last + 1))
+            if not touching:
+                self._pieces.add(Piece(segment, first, last))
+                self._num_keys += last - first
+                continue
+            for piece in touching[1:]:
+                self._pieces.remove(piece)
+            piece = touching[0]
+            known = sum(map(len, touching))
+            piece.first, piece.last = min(first, piece.first), max(last, touching[-1].last)
+            self._num_keys += len(piece) - known
+        return self._num_keys - before
+
+    def discard(self, runs: Iterable[Run]) -> int:
+        """Take keys out; returns how many of them were in."""
+        before = self._num_keys
+        for run in runs:
+            for piece in self._pieces.cover(run):
+                self._pieces.remove(piece)
+                self._num_keys -= len(piece)
+        return before - self._num_keys
+
+    def isdisjoint(self, runs: Iterable[Run]) -> bool:
+        """Whether none of these keys is in."""
+        return not any(self._pieces.overlapping(run) for run in runs)
