@@ -13,6 +13,7 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     tier_names,
 )
+from kvsim.extents.files import RunFiles
 from kvsim.host_memory import HostMemory
 from kvsim.offload.tiering import SecondaryTier
 from kvsim.registry import TIERS
@@ -23,6 +24,7 @@ from kvsim.tiers.device import IoCost, IoDirection, StorageDevice
 from kvsim.tiers.example import ExampleTier
 from kvsim.tiers.files import Files
 from kvsim.tiers.own import OwnTier, TierSite
+from kvsim.tiers.run_tiers import RunExampleTier, RunStorageTier
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.tiers.thread_pool import FifoPool, ThreadPool
 
@@ -35,6 +37,8 @@ def build_tiers(
     on_change: Callable[[], None],
     on_blocked: Callable[[int], None],
     memory: HostMemory | None = None,
+    *,
+    by_run: bool = False,
 ) -> list[BuiltTier]:
     """The tiers behind the plan's CPU memory, in order.
 
@@ -44,6 +48,7 @@ def build_tiers(
         on_change: called whenever one of them has something new.
         on_blocked: told of time (ns) that a lookup holds the scheduler up.
         memory: host memory, which they share with the copies to and from the GPU.
+        by_run: their keys are `kvsim.extents.path.Runs` (which tiers of the user's own don't know).
     """
     connector = plan.config.connector
     if not isinstance(connector, OffloadingConnectorConfig):
@@ -52,15 +57,17 @@ def build_tiers(
     chunk_bytes = plan.sizes.cpu_chunk_bytes
     for name, config, storage in zip(tier_names(connector.tiers), connector.tiers, plan.storages, strict=True):
         if isinstance(config, ExampleTierConfig):
-            tiers.append(ExampleTier(TierTotals(name, config.kind, "host memory", chunk_bytes), chunk_bytes))
+            example = RunExampleTier if by_run else ExampleTier
+            tiers.append(example(TierTotals(name, config.kind, "host memory", chunk_bytes), chunk_bytes))
             continue
         if isinstance(config, CustomTier):
+            assert not by_run, "a tier of the user's own knows keys by number"
             site = TierSite(env, chunk_bytes, plan.config.seed, on_change)
             tier: SecondaryTier = TIERS.make(config.kind, [site], config.options, plan.config.python_path)
             tiers.append(OwnTier(env, tier, TierTotals(name, config.kind, "its own", chunk_bytes), chunk_bytes))
             continue
         assert storage is not None
-        tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_blocked, memory))
+        tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_blocked, memory, by_run))
     return tiers
 
 
@@ -73,6 +80,7 @@ def _storage_tier(
     on_change: Callable[[], None],
     on_blocked: Callable[[int], None],
     memory: HostMemory | None,
+    by_run: bool,
 ) -> StorageTier:
     chunk_bytes = plan.sizes.cpu_chunk_bytes
     most = None if config.capacity is None else config.capacity // chunk_bytes
@@ -82,11 +90,11 @@ def _storage_tier(
         tasks_per_job, exists_ns = plan.release.file_tasks_per_job, storage.exists.used
     else:  # a task per object, and no question before it is put
         pool, tasks_per_job, exists_ns = FifoPool(config.io_threads), None, None
-    return StorageTier(
+    return (RunStorageTier if by_run else StorageTier)(
         env,
         StorageDevice(env, _costs(config, storage), on_change, memory),
         pool,
-        Files(most, evict=config.eviction == "lru"),
+        (RunFiles if by_run else Files)(most, evict=config.eviction == "lru"),
         TierTotals(name, config.kind, storage.device, chunk_bytes, capacity_chunks=most or 0),
         chunk_bytes=chunk_bytes,
         tasks_per_job=tasks_per_job,
