@@ -122,22 +122,26 @@ class RunTieringManager(TieringManager):
         unknown, asked_tiers = False, 0
         answer = Answer.MISS
         for tier in self.tiers:
-            answer, count = tier.peek(Run(segment, first, last))
-            last = min(last, first + count)
+            answer, count = tier.peek(run)
+            if count < last - first:
+                last = first + count
+                run = Run(segment, first, last)
             asked_tiers += 1
             if answer is Answer.HIT:
                 break
             unknown = unknown or answer is Answer.RETRY
         if answer is Answer.HIT:
-            found = passed = self._reserve(context, Run(segment, first, last), asked_tiers - 1)
+            found = passed = self._reserve(context, run, asked_tiers - 1)
             asked = min(found + 1, last - first)  # the one that is refused was asked for, too
         elif unknown:
             found, passed = 0, last - first
             asked = passed
         else:
             found, passed, asked = 0, 0, 1
+        if asked < last - first:
+            run = Run(segment, first, first + asked)
         for tier in self.tiers[:asked_tiers]:
-            tier.ask(Run(segment, first, first + asked), context.request_id)
+            tier.ask(run, context.request_id)
         return found, passed, asked > passed
 
     def _reserve(self, context: RunContext, run: Run, number: int) -> int:

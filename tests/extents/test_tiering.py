@@ -290,3 +290,55 @@ def test_managers_by_the_run_decide_as_those_by_the_key(kind: str) -> None:
         seen += world.seen
         seen["promoted"] += sum(direction == "load" for _, direction, _ in world.runs.heard.jobs)
     assert min(seen[what] for what in ("pending", "hit", "load", "loaded from a tier", "refused", "promoted")) > 100
+
+
+def small_world(
+    slots: int, *holds: Run
+) -> tuple[RunTieringManager, list[RunExampleTier], list[tuple[int, str, list[int]]]]:
+    """A primary with example tiers behind it that hold these runs, and the jobs that they are given."""
+    heard = Heard(Clock())
+    tiers = []
+    for run in holds:
+        tier = RunExampleTier(TierTotals("t", "example", "d", 10), 10)
+        tier.submit("store", Runs([run]))
+        tier.poll()
+        tiers.append(heard.listen(tier))
+    return RunTieringManager(RunOffloadingManager(slots, RunLruPolicy), tiers), tiers, heard.jobs
+
+
+def test_the_first_tier_that_has_a_stretch_promotes_it() -> None:
+    """[0, 2) comes from the far tier and [2, 5) from the near one, though the far one has it too; [5, 6) is a miss."""
+    manager, _tiers, jobs = small_world(10, Run(0, 2, 5), Run(0, 0, 5))
+    context = RunContext("r", Path([0], [8]), 6)
+    assert manager.lookup_prefix(context, 0, 6) == PrefixHit(5, pending=True)
+    assert manager.sources(context, 0, 6) == [1, 1, 0, 0, 0]
+    assert list(manager.chunks_by_source(context, 1, 4).items()) == [(1, 1), (0, 2)]
+    manager.on_schedule_end()
+    assert jobs == [(0, "load", [0, 1]), (0, "load", [2, 3, 4])]
+    assert manager.lookup_prefix(context, 0, 6) == PrefixHit(5, pending=False)
+
+
+def test_promotions_end_where_the_primary_is_full() -> None:
+    """Three slots for five chunks: the fourth is refused, counted, and refused again when it is asked for again."""
+    manager, _tiers, jobs = small_world(3, Run(0, 0, 5))
+    context = RunContext("r", Path([0], [8]), 6)
+    assert manager.lookup_prefix(context, 0, 6) == PrefixHit(3, pending=True)
+    changes = manager.num_changes
+    assert manager.lookup_prefix(context, 0, 6) == PrefixHit(3, pending=True)
+    assert (manager.num_refusals, manager.num_changes > changes) == (2, True)
+    manager.on_schedule_end()
+    assert jobs == [(0, "load", [0, 1, 2])]
+
+
+def test_a_lookup_that_finds_nothing_new_is_no_change() -> None:
+    """Promoting is one, taking in what has arrived is one, finding it is none."""
+    manager, _tiers, _jobs = small_world(10, Run(0, 0, 5))
+    context = RunContext("r", Path([0], [8]), 6)
+    changed = []
+    for _ in range(2):
+        for _ in range(2):
+            before = manager.num_changes
+            manager.lookup_prefix(context, 0, 6)
+            changed.append(manager.num_changes > before)
+        manager.on_schedule_end()
+    assert changed == [True, False, True, False]
