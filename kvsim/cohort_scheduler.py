@@ -36,8 +36,10 @@ class CohortScheduler(Scheduler):
         self._growing: dict[int, Request] = {}  # such a segment that a member is going to fill -> the member
         self._contested: dict[Request, None] = {}  # members whose future blocks somebody else has asked for
         self._come_back: dict[Request, None] = {}  # preempted and not running again
+        self._offering: dict[Request, None] = {}  # members whose last offer to the connector found no room
         self._looked_up: list[tuple[Request, int]] = []  # in this step, and the blocks hit locally
-        self._effects_before = 0
+        self._effects_before = 0  # what the connector's lookups had changed before this step's decisions
+        self._num_refusals = 0  # in this step's decisions
 
     # -- requests in and out
     def add_request(self, request: Request) -> None:
@@ -76,7 +78,8 @@ class CohortScheduler(Scheduler):
             return
         if not request.num_output_tokens or request in self._inflight_prefills:
             return  # the one token that is left is a prompt's
-        if self.connector is not None and self.connector.follows_decoding(request):
+        is_offering = self.connector is not None and self.connector.follows_decoding(request)
+        if is_offering and self.connector is not None and not self.connector.repeats_offer(request):
             return
         hashed = self.kv.num_hashed_blocks(request)
         future = _shared_segments(request, hashed)
@@ -84,6 +87,8 @@ class CohortScheduler(Scheduler):
             return
         for segment in future:
             self._growing[segment] = request
+        if is_offering:
+            self._offering[request] = None
         del self._individuals[request]
         self._num_hashed += hashed
         left = min(request.max_tokens - request.num_output_tokens, self.limits.max_model_len - request.num_tokens)
@@ -98,6 +103,7 @@ class CohortScheduler(Scheduler):
         self.cohort.leave(request, scheduled=scheduled)
         hashed = self.kv.num_hashed_blocks(request)
         self._num_hashed -= hashed
+        self._offering.pop(request, None)
         for segment in _shared_segments(request, hashed):
             self._growing.pop(segment, None)
         table, computed = self.kv.tables[request], request.num_computed_tokens
@@ -120,8 +126,13 @@ class CohortScheduler(Scheduler):
             if request in self.cohort:
                 self._leave(request)
         self._contested, self._looked_up = {}, []
-        self._effects_before = 0 if self.connector is None else self.connector.num_lookup_effects
-        return super().schedule()
+        connector = self.connector
+        if connector is None:
+            return super().schedule()
+        self._effects_before, refusals = connector.num_lookup_effects, connector.num_refusals
+        output = super().schedule()
+        self._num_refusals = connector.num_refusals - refusals
+        return output
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         members = len(self.cohort)
@@ -132,6 +143,8 @@ class CohortScheduler(Scheduler):
             self.dissolve()
             return super()._schedule_running(output, budget)
         self.kv.pool.take(need)
+        if self._offering:
+            output.offering, output.order = list(self._offering), self._order
         output.num_decoding = members
         output.decode_contexts = self.cohort.num_computed_tokens + members
         if not self._individuals:
@@ -185,6 +198,9 @@ class CohortScheduler(Scheduler):
                 output.num_scheduled_tokens = dict(in_order)
             self.cohort.advance(1)
         ended = super().update_from_output(output, worker_output)
+        for request in list(self._offering):
+            if self.connector is None or not self.connector.follows_decoding(request):
+                del self._offering[request]
         for request in list(self._individuals):
             self._join_if_ready(request)
         return ended
@@ -196,6 +212,8 @@ class CohortScheduler(Scheduler):
         if not output.num_decoding or self._individuals or output.preempted or output.hits:
             return 1
         if self.connector is not None and self.connector.num_lookup_effects != self._effects_before:
+            return 1
+        if output.finished and self._num_refusals:  # an ended request makes its last offer only once
             return 1
         room = pool.num_free
         if self.connector is not None:
@@ -215,6 +233,7 @@ class CohortScheduler(Scheduler):
         cohort = self.cohort
         self.kv.pool.take(cohort.demand(steps + 1) - cohort.demand(1))
         cohort.advance(steps)
+        self._repeat_refusals(steps)
 
     @contextmanager
     def step_over(self) -> Iterator[None]:
@@ -222,6 +241,11 @@ class CohortScheduler(Scheduler):
         self.cohort.advance(1)
         yield
         self.kv.pool.take(self.cohort.demand(1))
+        self._repeat_refusals(1)
+
+    def _repeat_refusals(self, steps: int) -> None:
+        if self._num_refusals and self.connector is not None:
+            self.connector.repeat_refusals(steps * self._num_refusals)
 
     # -- what others want to know
     def num_open_output_tokens(self) -> int:

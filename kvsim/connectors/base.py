@@ -75,7 +75,7 @@ do); write ``connector: {kind: "my_module:MyConnector", options: {...}}``. READM
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -107,6 +107,8 @@ class SchedulerOutput:
     # The fast engine's cohort (`kvsim.cohort`), whose members compute one token each and are named nowhere else:
     num_decoding: int = 0
     decode_contexts: int = 0  # of all members together, this step's token included
+    offering: list[Request] = field(default_factory=list)  # members that `KVConnector.repeats_offer` tells of
+    order: Mapping[Request, int] = field(default_factory=dict)  # of all running requests, if somebody is offering
 
     @property
     def total_tokens(self) -> int:
@@ -257,6 +259,13 @@ class KVConnector(ABC):
     def hit_tokens_by_tier(self, request: Request) -> dict[int, int]:
         """Tokens of the request's last load that came from secondary tiers, by the tier's number."""
         return {}
+
+    def repeats_offer(self, request: Request) -> bool:
+        """Whether it follows a decoding request only to offer, step after step, what found no room so far."""
+        return False
+
+    def repeat_refusals(self, count: int) -> None:
+        """So many offers were refused again in steps that were decided like the last one."""
 
     def may_defer(self) -> bool:
         """Whether `get_num_new_matched_tokens` could answer None now."""

@@ -61,6 +61,7 @@ class RequestState:
     jobs: set[int] = field(default_factory=set)
     next_stored: int = 0  # chunks before this one have been offered
     local_tokens: int = 0  # local hit at the last lookup
+    refused: bool = False  # its last offer found no room
     signaled: bool = False  # its end has been told to the manager
     tier_tokens: dict[int, int] = field(default_factory=dict)  # of the last load: secondary tier -> tokens
 
@@ -229,10 +230,13 @@ class OffloadingConnector(KVConnector):
 
     def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
         """Requests and how many of their tokens are computed after this step, in the order of planning."""
-        for request, tokens in output.num_scheduled_tokens.items():
-            yield request, request.num_computed_tokens + tokens
+        yield from self._scheduled(output)
         for request in output.finished:
             yield request, num_computed_at_end(request)
+
+    def _scheduled(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
+        for request, tokens in output.num_scheduled_tokens.items():
+            yield request, request.num_computed_tokens + tokens
 
     def _plan_stores(self, output: SchedulerOutput, flush: set[int]) -> dict[int, Job]:
         stores: dict[int, Job] = {}
@@ -240,6 +244,7 @@ class OffloadingConnector(KVConnector):
             state = self._states[request]
             first, last = state.next_stored, self._num_offered(request, computed)
             plan = self.manager.prepare_store(state.context, first, last) if last > first else StorePlan([], [])
+            state.refused = plan is None
             if plan is None:  # no room: the same chunks are offered again next step
                 continue
             self._advance(state, last)

@@ -36,8 +36,7 @@ class OffloadingConnector023(OffloadingConnector):
         return meta
 
     def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
-        for request, tokens in output.num_scheduled_tokens.items():
-            yield request, request.num_computed_tokens + tokens
+        return self._scheduled(output)
 
     def _advance(self, state: RequestState, last: int) -> None:
         state.next_stored = last  # may go back: a preempted request computes its prefix again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvsim.connectors.base import BlockTable, SchedulerOutput
@@ -71,6 +71,20 @@ class RunOffloadingConnector(OffloadingConnector):
         """See `KVConnector`; the ledger knows."""
         effects: int = self.manager.num_changes  # type: ignore[attr-defined]
         return effects
+
+    def repeats_offer(self, request: Request) -> bool:
+        return self.offload_prompt_only and self._states[request].refused
+
+    def repeat_refusals(self, count: int) -> None:
+        self.manager.repeat_refusals(count)  # type: ignore[attr-defined]
+
+    def _scheduled(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
+        if not output.offering:
+            yield from super()._scheduled(output)
+            return
+        scheduled = output.num_scheduled_tokens
+        for request in sorted([*scheduled, *output.offering], key=output.order.__getitem__):
+            yield request, request.num_computed_tokens + scheduled.get(request, 0)
 
     # -- keys
     def _new_context(self, request: Request) -> RunContext:

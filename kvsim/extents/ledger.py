@@ -32,6 +32,7 @@ class RunOffloadingManager(Primary):
         self.pieces = self.policy.pieces
         self._epoch = 0
         self._num_chunks = self._num_evictable = self._num_evicted = self._num_refusals = 0
+        self._num_marked = 0  # times that somebody was first seen to use, or to miss, a chunk
 
     # -- looking
     @property
@@ -40,8 +41,15 @@ class RunOffloadingManager(Primary):
 
     @property
     def num_changes(self) -> int:
-        """Grows when a lookup and its touch change something that they would change again if repeated."""
-        return self.policy.num_changes
+        """Grows with whatever a lookup or a refused offer changes so that repeating it might be something else.
+
+        A refusal alone is not: it is counted, and repeated for nothing (see `repeat_refusals`).
+        """
+        return self.policy.num_changes + self._num_marked
+
+    def repeat_refusals(self, count: int) -> None:
+        """So many offers were made again, and refused again, because nothing had changed."""
+        self._num_refusals += count
 
     def __contains__(self, key: Key) -> bool:
         return key in self.pieces
@@ -107,6 +115,7 @@ class RunOffloadingManager(Primary):
         absent, ready = self._survey(context, first, last)
         missed = [new for gap in absent for new in context.missed.add(*gap)]
         if missed:
+            self._num_marked += 1
             self.policy.on_store_miss(context.runs_of(missed))
         self._note(context, sorted(absent + ready) if ready else absent, ready)
         return self._store(context, absent, ready)
@@ -198,6 +207,7 @@ class RunOffloadingManager(Primary):
         """The request is seen to use these positions; those reused were there, perhaps thanks to itself."""
         new = [part for interval in used for part in context.seen.add(*interval)]
         if new:
+            self._num_marked += 1
             self.policy.on_access(context, new)
         for interval in reused:
             for part in context.inserted.missing(*interval):
@@ -205,7 +215,8 @@ class RunOffloadingManager(Primary):
 
     def _note_promoted(self, context: RunContext, first: int, last: int, end: int) -> None:
         """Chunks up to ``end`` were offered, and found missing; those up to ``last`` were put in."""
-        context.missed.add(first, end)
+        if context.missed.add(first, end):
+            self._num_marked += 1
         self._note(context, [(first, end)], [])
         if first < last:
             context.inserted.add(first, last)

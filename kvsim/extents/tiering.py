@@ -146,13 +146,17 @@ class RunTieringManager(TieringManager):
 
     def _reserve(self, context: RunContext, run: Run, number: int) -> int:
         """Slots for chunks that a tier has, loaded at the end of the step; returns for how many there was room."""
-        self._num_changes += 1  # a refusal is counted every time
         count = self.primary.promote(context, run.first, run.last)
         if count:
+            self._num_changes += 1
             found = Run(run.segment, run.first, run.first + count)
             join_on(self._promotions.setdefault((number, context.request_id), []), found)
             self._sources_of.setdefault(context.request_id, _Sources()).note(found, number)
         return count
+
+    def repeat_refusals(self, count: int) -> None:
+        """See `RunOffloadingManager`."""
+        self.primary.repeat_refusals(count)
 
     def sources(self, context: RunContext, first: int, last: int) -> list[int]:
         return [tier for tier, count in self._stretches(context, first, last) for _ in range(count)]
