@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, TextIO
 
@@ -34,6 +37,20 @@ class Server(Protocol):
     def submit(self) -> Submit:
         """See `Instance.submit`."""
         ...
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """A simulation makes few cycles and many objects that live long, to be looked at in vain again and again."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 class Simulation:
@@ -77,7 +94,8 @@ class Simulation:
         play(self.clock, self.plan.trace, self._server.submit, options)
         self._faults.start(self._kill)
         try:
-            self.clock.run()
+            with rare_garbage_collection():
+                self.clock.run()
         except NoProgressError as error:
             self.record.cautions.append(f"The simulation was stopped: {error}.")
         if self.clock.now > LONGEST_NS:

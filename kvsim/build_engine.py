@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
@@ -129,7 +129,8 @@ class EngineBuilder:
 
     def _kv_cache_manager(self) -> AnyKVCacheManager:
         if self._plan.fast:
-            return run_kv_cache_manager(self._plan)
+            in_runs: Any = run_kv_cache_manager(self._plan)  # the same methods
+            return cast("AnyKVCacheManager", in_runs)
         plan, caching = self._plan, self._plan.config.engine.enable_prefix_caching
         pool, longest = plan.release.block_pool(plan.sizes.num_gpu_blocks), plan.limits.max_model_len
         if not plan.sizes.groups.specs:
@@ -249,7 +250,8 @@ class EngineBuilder:
             setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
             return connector
         if isinstance(config, OffloadingConnectorConfig) and plan.fast:
-            return run_offloading_connector(plan, config, kv, self._faulty_tiers)
+            in_runs: Any = kv
+            return run_offloading_connector(plan, config, in_runs, self._faulty_tiers)
         if isinstance(config, OffloadingConnectorConfig):
             primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
             tiers = self._faulty_tiers

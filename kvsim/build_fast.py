@@ -11,7 +11,7 @@ from kvsim.extents.kv_cache_manager import RunKVCacheManager
 from kvsim.resolve import Plan
 
 
-def run_kv_cache_manager(plan: Plan) -> Any:
+def run_kv_cache_manager(plan: Plan) -> RunKVCacheManager:
     """Block tables by the run; the same methods as `kvsim.cache.kv_cache_manager.KVCacheManager`."""
     return RunKVCacheManager(
         plan.release.extent_pool(plan.sizes.num_gpu_blocks),

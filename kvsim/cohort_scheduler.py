@@ -1,4 +1,4 @@
-"""The same scheduler, with decoding requests taken together: it decides the same, and looks only at those who matter."""
+"""The same scheduler with decoding requests taken together: it decides the same, and looks only at who matters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from kvsim.extents.kv_cache_manager import RunKVCacheManager
 from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import Scheduler
 from kvsim.scheduler_023 import Scheduler023
+
+
+class InexactError(Exception):
+    """Something has happened after which only the reference engine would decide as vLLM does."""
 
 
 class CohortScheduler(Scheduler):
@@ -67,6 +71,11 @@ class CohortScheduler(Scheduler):
         super()._end(request, status, keep_blocks=keep_blocks)
 
     def _preempt(self, request: Request) -> None:
+        if self._by_priority and self.kv.pool.touched_jobs:
+            raise InexactError(
+                "under engine.scheduling_policy priority a request was preempted in a step that handed out blocks which"
+                " a store still reads: only with physical blocks it is known whether the store is urgent"
+            )
         self._individuals.pop(request, None)
         del self._order[request]
         self._come_back[request] = None

@@ -75,7 +75,7 @@ def _of_faults(config: RunConfig) -> list[str]:
         "faults.cpu": faults.cpu != MediumFaults(),
         "faults.tiers": bool(faults.tiers),
         "faults.outages": bool(faults.outages),
-        "faults.failed_copies": faults.failed_copies != FaultsConfig().failed_copies,
+        "fatal faults": faults.failed_copies != FaultsConfig().failed_copies,
         "faults.restarts with tiers": bool(faults.restarts and getattr(config.connector, "tiers", ())),
     }
     return [name for name, is_given in obstacles.items() if is_given]

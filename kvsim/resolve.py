@@ -93,8 +93,12 @@ class Plan:
     speculation: Speculation | None
     gates: GatePlan
     fast: bool  # whether the fast engine runs it
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # the first one says which engine, and why
     cautions: tuple[str, ...]
+
+    def with_reference_engine(self, reason: str) -> Plan:
+        """The same, on the engine that executes every step."""
+        return replace(self, fast=False, notes=(f"reference engine, because {reason}", *self.notes[1:]))
 
 
 def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:

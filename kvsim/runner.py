@@ -10,6 +10,7 @@ from typing import TextIO
 import pandas as pd
 
 from kvsim.build import Simulation
+from kvsim.cohort_scheduler import InexactError
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
 from kvsim.report.html import write_comparison, write_report
@@ -34,7 +35,13 @@ def simulate(
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
     plan = resolve(config, read_trace_of(config))
-    return plan, Simulation(plan, progress, kv_events).run()
+    try:
+        return plan, Simulation(plan, progress, kv_events).run()
+    except InexactError as error:
+        if config.engine.kind == "fast":
+            raise UserError(f"engine.kind: fast: expected reference (or auto): {error}") from None
+        plan = plan.with_reference_engine(str(error))
+        return plan, Simulation(plan, progress, kv_events).run()
 
 
 def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, progress: Progress | None = None) -> Run:

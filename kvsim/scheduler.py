@@ -243,8 +243,9 @@ class Scheduler(SchedulerState):
         """Append the sampled tokens, end requests (in scheduling order), then apply the worker's reports."""
         void = self.load_failures.find(worker_output, self.waiting, self.running, output.num_scheduled_tokens)
         ended = self._take_outputs(output, void)
-        if ended:
-            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        for request in ended:
+            if request in self.running:
+                self.running.remove(request)
         for request in () if self.load_failures.recompute else void:
             self.abort_request(request, RequestStatus.FAILED)
             ended.append(request)

@@ -61,7 +61,7 @@ class RunOffloadingConnector(OffloadingConnector):
     def __init__(self, manager: Ledger, pool: ExtentPool, **options: Any) -> None:
         super().__init__(manager, **options)
         self._pool = pool
-        self.store_use = RunStoreUse()  # type: ignore[assignment]  # the same methods
+        self.store_use = RunStoreUse()
         self._touched: dict[int, list[Run]] = {}  # watcher -> what of it was handed out in this step
         self._last_offers: dict[Request, tuple[int, list[Run]]] = {}  # of ended requests: watcher, blocks
         self._num_last_offers = 0
@@ -182,13 +182,7 @@ class RunOffloadingConnector(OffloadingConnector):
 
 
 class RunOffloadingConnector023(OffloadingConnector023, RunOffloadingConnector):
-    """Of release 0.23.0, which offers nothing after a request's end."""
-
-    def request_finished(self, request: Request, table: BlockTable) -> bool:
-        return OffloadingConnector023.request_finished(self, request, table)
-
-    def _on_store_planned(self, state: RequestState, job: Job, flush: set[int]) -> None:
-        OffloadingConnector023._on_store_planned(self, state, job, flush)
+    """Of release 0.23.0, which offers nothing after a request's end: there its own methods come first."""
 
 
 def _overlap(one: Run, other: Run) -> bool:

@@ -28,10 +28,11 @@ class PathContent:
         segments: list[int] = []
         ends: list[int] = []
         salt, num_salts, end = self._salt, self._num_salts, 0
-        last = self._chain.num_tokens
+        chain_end = self._chain.num_tokens // tokens
         for segment in self._chain.segments:
-            reached = min(segment.end_tokens, last) // tokens
+            reached = segment.end_tokens // tokens
             if reached > end:
+                reached = min(reached, chain_end)
                 segments.append(segment.index * num_salts + salt)
                 ends.append(reached)
                 end = reached
