@@ -102,7 +102,7 @@ class EngineBuilder:
         def moved() -> None:
             if witness is not None:
                 witness.settle()
-            engine.notify()
+            (engine.on_copies_done if isinstance(engine, FastEngine) else engine.notify)()
 
         for each in self._links:
             each.on_finish = moved

@@ -12,6 +12,7 @@ from kvsim.extents.kv_cache_manager import RunKVCacheManager
 from kvsim.request import Request, RequestStatus
 from kvsim.scheduler import Scheduler
 from kvsim.scheduler_023 import Scheduler023
+from kvsim.waiting import RequestQueue
 
 
 class InexactError(Exception):
@@ -43,6 +44,7 @@ class CohortScheduler(Scheduler):
         self._offering: dict[Request, None] = {}  # members whose last offer to the connector found no room
         self._looked_up: list[tuple[Request, int]] = []  # in this step, and the blocks hit locally
         self._effects_before = 0  # what the connector's lookups had changed before this step's decisions
+        self._is_blocked = False  # the scan of waiting requests has ended at one that does not fit
         self._num_refusals = 0  # in this step's decisions
 
     # -- requests in and out
@@ -183,13 +185,18 @@ class CohortScheduler(Scheduler):
         return wanted <= budget or self.running[-count:] == list(self._individuals)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
-        before = len(self.running)
+        before, self._is_blocked = len(self.running), False
         super()._schedule_waiting(output, budget)
         for request in self.running[before:]:
             self._num_admitted += 1
             self._order[request] = self._num_admitted
             self._individuals[request] = None
             self._come_back.pop(request, None)
+
+    def _admit(self, request: Request, queue: RequestQueue, output: SchedulerOutput, budget: int) -> int | None:
+        tokens = super()._admit(request, queue, output, budget)
+        self._is_blocked = tokens is None
+        return tokens
 
     def _look_outside(self, request: Request, local: int) -> tuple[int, bool] | None:
         self._looked_up.append((request, local // self.kv.block_size))
@@ -236,6 +243,20 @@ class CohortScheduler(Scheduler):
         cohort = self.cohort
         taken = cohort.demand(1)  # the blocks of this step
         return max(cohort.most_steps(cohort.steps_to_end(), taken + room), 1)
+
+    def arrivals_matter(self) -> bool:
+        """Whether a request that arrives during quiet steps could be admitted: not behind one that does not fit."""
+        is_blocked = self._is_blocked or self._refusal.held or len(self.running) >= self.limits.max_num_seqs
+        return self._by_priority or not is_blocked
+
+    def stores_matter(self) -> bool:
+        """Whether the end of a store to CPU memory during quiet steps changes anything before their end.
+
+        It makes chunks readable and evictable: that is of use to who is looked up or offers chunks, and to the tiers.
+        """
+        if self._looked_up or self._refusal.held or self._offering:
+            return True
+        return self.connector is not None and not self.connector.stores_end_quietly
 
     def go_on(self, steps: int) -> None:
         """The step under way and those behind it are over, and so many steps later one like it is under way."""

@@ -11,6 +11,7 @@ from kvsim.clock import Clock
 from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput
 from kvsim.engine import Engine, batch_of
+from kvsim.request import Request
 
 
 class WindowTime(Protocol):
@@ -36,6 +37,7 @@ class _Window:
     def __init__(self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int) -> None:
         self.started_ns = started_ns
         self.last = steps  # number of the step with which it ends, from 1 on
+        self.stores_matter = True  # whether the end of a store ends it
         self.plan = 0  # number of the latest wake-up; older ones are void
         self._model, self._decode = model, decode
         self._spans: dict[int, int] = {0: 0}
@@ -90,6 +92,22 @@ class FastEngine(Engine):
         self.num_decisions = 0
         self._is_alone = False  # this instant's last event was this engine's own, the end of its step
 
+    def submit(self, request: Request) -> simpy.Event:
+        """See `Engine`; who queues up behind somebody that does not fit does not disturb quiet steps."""
+        window, scheduler = self._window, self.scheduler
+        if window is None or scheduler.arrivals_matter():
+            return super().submit(request)
+        self._window = None  # it is not told
+        ended = super().submit(request)
+        self._window = window
+        return ended
+
+    def on_copies_done(self) -> None:
+        """Copies to or from the GPU have ended. Of stores that nobody waits for, quiet steps need not hear."""
+        window, worker = self._window, self.worker
+        if window is None or worker is None or window.stores_matter or worker.has_finished_load():  # type: ignore[attr-defined]
+            self.notify()
+
     def notify(self) -> None:
         """See `Engine`; a stretch of quiet steps ends with the one that is under way."""
         super().notify()
@@ -132,6 +150,7 @@ class FastEngine(Engine):
             self._is_alone = True
             return
         window = self._window = _Window(self._window_time, self._decode_contexts(output, []), self.env.now, steps)
+        window.stores_matter = self.scheduler.stores_matter()
         self._under_way = 1
         self._observer.on_forward(window.span_ns(1))
         try:

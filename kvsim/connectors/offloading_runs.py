@@ -17,6 +17,7 @@ from kvsim.connectors.offloading import (
 from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.extents.context import RunContext
 from kvsim.extents.extent_pool import ExtentPool
+from kvsim.extents.ledger import RunOffloadingManager
 from kvsim.extents.path import Key, Path, Run, Runs
 from kvsim.extents.pool_pieces import Table
 from kvsim.extents.run_set import RunSet
@@ -61,6 +62,7 @@ class RunOffloadingConnector(OffloadingConnector):
     def __init__(self, manager: Ledger, pool: ExtentPool, **options: Any) -> None:
         super().__init__(manager, **options)
         self._pool = pool
+        self.stores_end_quietly = isinstance(manager, RunOffloadingManager)  # no tiers that wait for them
         self.store_use = RunStoreUse()
         self._touched: dict[int, list[Run]] = {}  # watcher -> what of it was handed out in this step
         self._last_offers: dict[Request, tuple[int, list[Run]]] = {}  # of ended requests: watcher, blocks

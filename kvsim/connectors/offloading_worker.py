@@ -58,6 +58,11 @@ class OffloadingWorker:
         """Whether the next step will submit something that is planned already."""
         return bool(self._deferred)
 
+    def has_finished_load(self) -> bool:
+        """Whether a load has finished that was not reported yet."""
+        self._collect()
+        return any(job.direction == "load" for _, job in self._finished)
+
     def has_finished(self) -> bool:
         """Whether a job has finished that was not reported yet."""
         self._collect()
