@@ -1,4 +1,4 @@
-# make demo | test | check | lint | bench | mutants | faults | conform-live | clean. Each creates .venv and installs what it needs, once.
+# make demo | test | check | lint | bench | mutants | fuzz | fast-mutants | faults | conform-live | clean. Each creates .venv and installs what it needs, once.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,7 +13,7 @@ VLLM := .vllm
 LIVE_PACKAGES := torch==2.13.0 "transformers>=5.16.1,<5.21" blake3 cachetools cbor2 cloudpickle einops filelock \
 	msgspec numpy pillow prometheus_client psutil pydantic pyyaml pyzmq regex requests tqdm
 
-.PHONY: demo test check lint bench mutants faults conform-live clean
+.PHONY: demo test check lint bench mutants fuzz fast-mutants faults conform-live clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -49,6 +49,14 @@ mutants: $(VENV)/.test
 # 200 random fault scripts over small worlds, every invariant at every step. Under a minute on 2 cores.
 faults: $(VENV)/.test
 	$(BIN)/python tests/faults/campaign.py
+
+# 5,000 random worlds, played by the fast engine and by the reference. About 2 minutes on 2 cores.
+fuzz: $(VENV)/.test
+	$(BIN)/python tests/fast/campaign.py
+
+# Break one rule of the fast engine at a time: does a random world notice?
+fast-mutants: $(VENV)/.test
+	$(BIN)/python tests/fast/run_mutants.py
 
 bench: $(VENV)/.run
 	$(BIN)/python tests/benchmarks/bench_reference.py --json bench.json

@@ -24,8 +24,10 @@ class Cohort:
         self.num_prompt_tokens = 0  # likewise
         self._by_phase = [0] * block_size  # members by (computed tokens - steps) modulo block size
         self._joined: dict[Request, int] = {}  # the step in which it joined
-        self._order: dict[Request, int] = {}
-        self._ends: list[tuple[int, int, Request]] = []  # heap: (steps at its end, order, request), perhaps stale
+        self._places: dict[Request, tuple[int, int]] = {}  # order, and number of its join
+        self._num_joins = 0
+        # Heap: steps at its end, place, request. Stale if that is not its place, for it has left since.
+        self._ends: list[tuple[int, tuple[int, int], Request]] = []
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -46,16 +48,17 @@ class Cohort:
         """
         computed = request.num_computed_tokens
         self._joined[request] = self.steps
-        self._order[request] = order
+        self._num_joins += 1
+        place = self._places[request] = order, self._num_joins
         self.num_computed_tokens += computed
         self.num_prompt_tokens += request.num_prompt_tokens
         self._by_phase[(computed - self.steps) % self.block_size] += 1
-        heappush(self._ends, (self.steps + steps_left, order, request))
+        heappush(self._ends, (self.steps + steps_left, place, request))
 
     def leave(self, request: Request, *, scheduled: int = 0) -> None:
         """Not a member any more; ``scheduled``: 1 if the step that is being computed counts as computed already."""
         joined = self._joined.pop(request)
-        del self._order[request]
+        del self._places[request]
         passed = self.steps - joined
         self._by_phase[(request.num_computed_tokens - joined) % self.block_size] -= 1
         self.num_computed_tokens -= request.num_computed_tokens + passed
@@ -111,7 +114,7 @@ class Cohort:
     def steps_to_end(self) -> int:
         """Steps from now on until the first member ends with the last of them."""
         ends = self._ends
-        while self._order.get(ends[0][2]) != ends[0][1]:
+        while self._places.get(ends[0][2]) != ends[0][1]:
             heappop(ends)
         return ends[0][0] - self.steps
 
@@ -120,8 +123,8 @@ class Cohort:
         found: list[Request] = []
         ends, last = self._ends, self.steps + 1
         while ends and ends[0][0] <= last:
-            _, order, request = heappop(ends)
-            if self._order.get(request) == order:
+            _, place, request = heappop(ends)
+            if self._places.get(request) == place:
                 found.append(request)
-        found.sort(key=self._order.__getitem__)
+        found.sort(key=self._places.__getitem__)
         return found

@@ -38,7 +38,7 @@ class _Window:
         self.started_ns = started_ns
         self.last = steps  # number of the step with which it ends, from 1 on
         self.stores_matter = True  # whether the end of a store ends it
-        self.plan = 0  # number of the latest wake-up; older ones are void
+        self.wake: simpy.Event | None = None  # the next one
         self._model, self._decode = model, decode
         self._spans: dict[int, int] = {0: 0}
 
@@ -158,6 +158,7 @@ class FastEngine(Engine):
         except simpy.Interrupt:
             # It dies at this instant, before a step that would end now has ended.
             self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
+            self._wake_at(window, self._under_way)  # the GPU completes its step, for nobody
             raise
         finally:
             self._window = None
@@ -203,12 +204,12 @@ class FastEngine(Engine):
         yield self._passed
 
     def _wake_at(self, window: _Window, step: int) -> None:
-        window.plan += 1
-        plan = window.plan
-        wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now)
+        if window.wake is not None:
+            self.env.cancel(window.wake)
+        wake = window.wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now)
         assert wake.callbacks is not None
-        wake.callbacks.append(lambda _event: self._on_wake(window, plan))
+        wake.callbacks.append(lambda _event: self._on_wake(window))
 
-    def _on_wake(self, window: _Window, plan: int) -> None:
-        if plan == window.plan and self._window is window:
+    def _on_wake(self, window: _Window) -> None:
+        if self._window is window:
             self._passed.succeed()

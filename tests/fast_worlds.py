@@ -1,0 +1,294 @@
+"""Random small worlds that both engines play: aimed at what makes it hard to jump over steps.
+
+Traces branch anywhere, repeat each other's prompts and read what others are generating; limits make everything scarce;
+times are round numbers, so that things happen at the same instant. A world is made from its seed alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import worlds
+
+from kvsim.chain import ROOT, Leaf, PrefixTree
+from kvsim.config import RunConfig
+from kvsim.profile import load_link
+from kvsim.storage import load_storage
+from kvsim.trace.session import Session, SubAgent, Trace, Turn
+
+MS = 1_000_000
+MIB = 2**20
+TOKEN_BYTES = 2**17  # KV of a token of Llama-3.1-8B
+SHAPES = ("mixed", "forest", "twins", "forks", "decodes", "returns", "returns")
+TURNS = {"forest": (1, 4), "twins": (1, 2), "forks": (1, 3), "decodes": (1, 2), "returns": (2, 6)}  # of a session
+
+
+@dataclass(frozen=True)
+class World:
+    """What both engines play."""
+
+    seed: int
+    shape: str  # of its trace
+    trace: Trace
+    config: RunConfig
+    num_priorities: int  # requests have so many different ones
+
+
+def random_world(seed: int, *, scale: int = 1) -> World:
+    """The world of a seed. ``scale``: so many times as many sessions, and room for them."""
+    rng = random.Random(f"fast {seed} {scale}")
+    shape = rng.choice(SHAPES)
+    trace = worlds.random_trace(rng) if shape == "mixed" else Forest(rng, shape, scale).trace()
+    return World(seed, shape, trace, _random_config(rng, shape, scale), rng.choice([1, 1, 3]))
+
+
+# -- traces
+@dataclass
+class _Planned:
+    """A turn whose chain is not known before the tree is complete."""
+
+    leaf: Leaf
+    chain_tokens: int
+    prompt: int
+    out: int
+    think_ns: int
+
+    def turn(self, tree: PrefixTree, agents: tuple[SubAgent, ...] = ()) -> Turn:
+        known = min(self.chain_tokens, self.prompt)
+        chain = tree.chain(self.leaf, self.chain_tokens)
+        return Turn(self.prompt, self.out, chain, known, 0, self.think_ns, subagents=agents)
+
+
+class Forest:
+    """Sessions that begin anywhere in each other's contents.
+
+    A twin has the very content of an earlier turn, cut elsewhere into prompt and output: one reads, as its prompt, what
+    the other generates.
+    """
+
+    def __init__(self, rng: random.Random, shape: str, scale: int) -> None:
+        self._rng, self._shape, self._scale = rng, shape, scale
+        self._tree = PrefixTree()
+        self._known: list[_Planned] = []
+        self._returns = rng.random() < 0.7
+        self._common = self._tree.grow(ROOT, 0, rng.choice([1, 16, 40, 128, 300]))
+        self._most_out = rng.choice([4, 40, 150])
+        self._most_new = rng.choice([40, 200, 500])
+        self._twins = {"twins": 0.8, "forks": 0.3}.get(shape, 0.15)
+
+    def trace(self) -> Trace:
+        """A random trace."""
+        rng, shape = self._rng, self._shape
+        count = rng.randint(2, 7) * self._scale
+        if shape == "returns":  # with contexts that go round through all memories
+            self._most_new, self._most_out = rng.choice([100, 250]), rng.choice([4, 20])
+        if shape == "decodes":
+            self._most_out, count = rng.choice([100, 300]), rng.randint(3, 9) * self._scale
+        at_once = rng.random() < 0.4
+        planned = [self._stream(shape) for _ in range(count)]
+        forks = [self._forks(turns) for turns in planned]  # they branch off what is there by then
+        sessions = []
+        for number, (turns, agents) in enumerate(zip(planned, forks, strict=True)):
+            start = 0 if at_once else rng.choice([None, 0, rng.randint(0, 60) * MS, rng.randint(0, 60 * MS)])
+            sessions.append(self._session(f"s{number}", start, turns, agents))
+        return Trace(self._shape, "sessions", 1, tuple(sessions), self._returns, (), self._tree)
+
+    def _session(
+        self, name: str, start: int | None, turns: list[_Planned], agents: dict[int, list[tuple[list[_Planned], bool]]]
+    ) -> Session:
+        tree = self._tree
+        subs = {
+            at: tuple(
+                SubAgent(f"a{at}.{number}", blocking, tuple(turn.turn(tree) for turn in stream))
+                for number, (stream, blocking) in enumerate(streams)
+            )
+            for at, streams in agents.items()
+        }
+        main = tuple(turn.turn(tree, subs.get(at, ())) for at, turn in enumerate(turns))
+        return Session(name, start, main, subs.get(len(turns), ()))
+
+    def _stream(self, shape: str, parent: _Planned | None = None) -> list[_Planned]:
+        rng, turns, last = self._rng, list[_Planned](), parent
+        for _ in range(rng.randint(*TURNS[shape])):
+            last = self._turn(last)
+            turns.append(last)
+        return turns
+
+    def _forks(self, turns: list[_Planned]) -> dict[int, list[tuple[list[_Planned], bool]]]:
+        """Sub-agents by the turn before which they start, all at once; behind the last turn: trailing ones."""
+        rng = self._rng
+        if rng.random() > (0.9 if self._shape == "forks" else 0.15):
+            return {}
+        at = rng.randint(1, len(turns))
+        return {at: [(self._stream(self._shape, turns[at - 1]), rng.random() < 0.6) for _ in range(rng.randint(2, 4))]}
+
+    def _turn(self, last: _Planned | None) -> _Planned:
+        rng = self._rng
+        think = rng.choice([0, 0, MS, rng.randint(0, 30) * MS, rng.randint(0, 30 * MS)])
+        if self._known and rng.random() < self._twins:
+            planned = self._twin(rng.choice(self._known[-4:]), think)
+        else:
+            planned = self._fresh(last, think)
+        self._known.append(planned)
+        return planned
+
+    def _twin(self, other: _Planned, think: int) -> _Planned:
+        rng, total = self._rng, other.prompt + other.out
+        prompt = rng.choice(
+            [other.prompt, rng.randint(max(other.prompt // 2, 1), total - 1), rng.randint(1, total - 1)]
+        )
+        out = min(total - prompt, 300) if rng.random() < 0.7 else rng.randint(1, 60)
+        chain = min(other.chain_tokens, prompt + out if self._returns else prompt)
+        return replace(other, chain_tokens=chain, prompt=prompt, out=out, think_ns=think)
+
+    def _fresh(self, last: _Planned | None, think: int) -> _Planned:
+        rng = self._rng
+        if last is not None:
+            leaf, length = last.leaf, last.chain_tokens
+            kept = length if rng.random() < 0.9 else rng.randint(0, length)
+        else:
+            leaf = rng.choice(self._known).leaf if self._known and rng.random() < 0.4 else self._common
+            kept = leaf.num_tokens if rng.random() < 0.5 else rng.randint(0, leaf.num_tokens)
+        new = rng.choice([1, 15, 16, 17, 32, rng.randint(1, self._most_new), rng.randint(1, self._most_new)])
+        out = rng.choice([1, 2, 16, rng.randint(1, self._most_out), rng.randint(1, self._most_out)])
+        prompt = kept + new
+        chain = prompt + (out if self._returns else 0)
+        leaf = self._tree.grow(leaf, kept, chain - kept)
+        if rng.random() < 0.1:  # the end of the prompt has no ids
+            chain = rng.randint(kept, chain)
+        return _Planned(leaf, chain, prompt, out, think)
+
+
+# -- configs
+def _random_config(rng: random.Random, shape: str, scale: int) -> RunConfig:
+    size = rng.choice([4, 8, 16, 16, 16])
+    room = rng.choice([500, 700, 1100, 2500]) * rng.choice([1, scale])  # tokens on the GPU
+    seqs = rng.choice([1, 2, 8, 16, 64])
+    if shape == "decodes":  # no room for what they will have in the end
+        room, seqs = rng.choice([400, 600, 900]) * scale, rng.choice([8, 16, 64])
+    chunked = rng.random() < 0.85
+    batched = rng.choice([32, 64, 256, 2048]) if chunked else 2048
+    engine: dict[str, Any] = {
+        "block_size": size,
+        "num_gpu_blocks_override": room // size,
+        "max_model_len": rng.choice([2048, 2048, 300]),
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": max(batched, seqs),
+        "vllm_version": rng.choice(["0.33.0", "0.33.0", "0.23.0"]),
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "long_prefill_token_threshold": rng.choice([0, 0, 40]),
+        "enable_prefix_caching": True,
+        "scheduler_reserve_full_isl": rng.random() < 0.7,
+        "enable_chunked_prefill": chunked,
+    }
+    connector: dict[str, Any] = {"kind": "none"}
+    if rng.random() < 0.85:
+        connector = _offloading(rng, size, room)
+    else:
+        engine["enable_prefix_caching"] = rng.random() < 0.7
+    faults = _faults(rng, restarts=not connector.get("tiers")) if rng.random() < 0.2 else {}
+    arrivals: dict[str, Any] = {"session_interval": rng.choice(["0", "3ms", "10ms"]), "max_think_time": None}
+    if rng.random() < 0.1:
+        arrivals["max_concurrent_sessions"] = rng.randint(1, 3)
+    if rng.random() < 0.15:
+        arrivals["tenants"] = ["a", "b"]
+    data = {
+        "trace": {"path": "unused", **arrivals},
+        "model": {"name": "llama-3.1-8b"},
+        "engine": engine,
+        "connector": connector,
+        "hardware": _hardware(rng),
+        "output": {"series_points": rng.choice([2, 3, 5, 50, 2000])},
+        "transfer": _transfer(rng),
+        "step_time": _step_time(rng),
+        "faults": faults,
+        "seed": rng.randrange(1000),
+    }
+    return RunConfig.model_validate(data)
+
+
+def _hardware(rng: random.Random) -> dict[str, Any]:
+    link = rng.choice([None, None, "pcie4-rtx-4090", "c2c-gh200"])
+    dram = rng.choice([None, None, None, "2GB/s", "200MB/s"])  # a slow link
+    return {"tensor_parallel_size": rng.choice([1, 1, 2]), "link": link, "host_dram_bandwidth": dram}
+
+
+def _transfer(rng: random.Random) -> dict[str, Any]:
+    kind = rng.choice(["profile", "profile", "profile", "instant"])
+    if kind == "profile" and rng.random() < 0.3:
+        return {"kind": kind, "path": rng.choice(["kernel", "dma_loop"])}
+    return {"kind": kind}
+
+
+def _step_time(rng: random.Random) -> dict[str, Any]:
+    if rng.random() < 0.3:
+        return {"kind": "roofline"}
+    return {"kind": "fixed", "per_step": rng.choice(["10us", "1ms", "1ms"]), "per_token": rng.choice(["0", "1us"])}
+
+
+def _offloading(rng: random.Random, block_size: int, room: int) -> dict[str, Any]:
+    factor = rng.choice([1, 1, 1, 2, 4])
+    chunk = block_size * factor * TOKEN_BYTES
+    tokens = rng.choice([100, 400, 1200, 3000, 30_000, 2 * room, 4 * room])
+    has_tiers = rng.random() < 0.45
+    if has_tiers and rng.random() < 0.7:  # one prompt has room, several have not
+        tokens = rng.choice([300, 600, 1000, room])
+    connector: dict[str, Any] = {
+        "kind": "offloading",
+        "cpu_bytes_to_use": f"{-(-max(tokens * TOKEN_BYTES, 2 * chunk) // MIB)}MiB",
+        "eviction_policy": rng.choice(["lru", "arc"]),
+        "block_size_factor": factor,
+        "offload_prompt_only": rng.random() < 0.6,
+        "kv_layout": rng.choice(["auto", "auto", "cross_layer", "per_layer_kv", "per_layer"]),
+    }
+    if has_tiers:
+        connector["tiers"] = [_tier(rng, chunk) for _ in range(rng.choice([1, 1, 2]))]
+    return connector
+
+
+def _tier(rng: random.Random, chunk_bytes: int) -> dict[str, Any]:
+    kind = rng.choice(["fs", "fs", "obj", "example"])
+    if kind == "example":
+        return {"kind": kind}
+    chunks = rng.choice([3, 20, 60, None])
+    speed: dict[str, Any] = {
+        "read_bandwidth": rng.choice(["100MB/s", "1GB/s", "10GB/s", None]),
+        "write_bandwidth": rng.choice(["30MB/s", "1GB/s", "10GB/s", None]),
+        "latency": rng.choice([None, None, "0", "1ms"]),
+    }
+    if kind == "fs":
+        own = {"storage": "nvme-gen4", "n_read_threads": rng.choice([1, 2, 16]), "n_write_threads": rng.choice([1, 16])}
+    else:
+        own = {"storage": "s3-lan", "io_threads": rng.choice([1, 4, 64])}
+    space: dict[str, Any] = {}
+    if chunks is not None:  # of two ranks, perhaps
+        space = {"capacity": f"{chunks * chunk_bytes * 2 // MIB + 1}MiB", "eviction": rng.choice(["none", "lru"])}
+    return {"kind": kind, **{key: value for key, value in speed.items() if value is not None}, **own, **space}
+
+
+def _faults(rng: random.Random, *, restarts: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"restart_time": rng.choice(["0", "5ms", "50ms"])}
+    if restarts and rng.random() < 0.5:
+        found["restarts"] = [f"{rng.randint(0, 200)}ms" for _ in range(rng.randint(1, 2))]
+    if rng.random() < 0.7:
+        script = [{"request": n, "after": f"{rng.randint(0, 50)}ms"} for n in rng.sample(range(8), rng.randint(0, 4))]
+        found["aborts"] = {"rate": rng.choice([0.0, 0.2, 0.5]), "within": "80ms", "script": script}
+    if rng.random() < 0.3:
+        found["client_timeout"] = rng.choice(["20ms", "200ms"])
+    return found
+
+
+READ_LINK, READ_STORAGE = cache(load_link), cache(load_storage)
+
+
+@contextmanager
+def presets_read_once() -> Iterator[None]:
+    """Reading the same YAML again for each world would take longer than the worlds."""
+    with patch("kvsim.resolve.load_link", READ_LINK), patch("kvsim.tier_plan.load_storage", READ_STORAGE):
+        yield
