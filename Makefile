@@ -1,4 +1,5 @@
-# make demo | test | check | lint | bench | mutants | fuzz | fast-mutants | faults | conform-live | clean. Each creates .venv and installs what it needs, once.
+# make demo | test | check | lint | bench | bench-compare | mutants | fuzz | fast-mutants | faults | conform-live | clean.
+# Each creates .venv and installs what it needs, once.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,7 +14,7 @@ VLLM := .vllm
 LIVE_PACKAGES := torch==2.13.0 "transformers>=5.16.1,<5.21" blake3 cachetools cbor2 cloudpickle einops filelock \
 	msgspec numpy pillow prometheus_client psutil pydantic pyyaml pyzmq regex requests tqdm
 
-.PHONY: demo test check lint bench mutants fuzz fast-mutants faults conform-live clean
+.PHONY: demo test check lint bench bench-compare mutants fuzz fast-mutants faults conform-live clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -58,8 +59,13 @@ fuzz: $(VENV)/.test
 fast-mutants: $(VENV)/.test
 	$(BIN)/python tests/fast/run_mutants.py
 
+# Some cases only: make bench ARGS='--only b c', or ARGS=--quick
 bench: $(VENV)/.run
-	$(BIN)/python tests/benchmarks/bench_reference.py --json bench.json
+	$(BIN)/python tests/benchmarks/bench.py --json bench.json $(ARGS)
+
+# New over old per case: make bench-compare OLD=a.json NEW=b.json
+bench-compare: $(VENV)/.run
+	$(BIN)/python tests/benchmarks/bench.py --compare $(OLD) $(NEW)
 
 $(LIVE)/.packages: Makefile
 	$(PYTHON) -m venv $(LIVE)
