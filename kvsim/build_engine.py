@@ -155,10 +155,10 @@ class EngineBuilder:
 
     def _scheduler(self, kv: AnyKVCacheManager, connector: KVConnector | None, gates: Gate) -> Scheduler:
         plan, release = self._plan, self._plan.release
-        if plan.fast:
-            return release.cohort_scheduler(plan.limits, kv, connector, gates)
         is_async, drafts = plan.config.engine.async_scheduling, plan.speculation
         policy: LoadFailurePolicy = getattr(plan.config.connector, "kv_load_failure_policy", "fail")
+        if plan.fast:
+            return release.cohort_scheduler(plan.limits, kv, connector, gates, kv_load_failure_policy=policy)
         if drafts is not None:
             speculative = release.async_speculative_scheduler if is_async else release.speculative_scheduler
             assert speculative is not None, "the config refuses drafts of other releases"
@@ -251,7 +251,7 @@ class EngineBuilder:
             return connector
         if isinstance(config, OffloadingConnectorConfig) and plan.fast:
             in_runs: Any = kv
-            return run_offloading_connector(plan, config, in_runs, self._faulty_tiers)
+            return run_offloading_connector(plan, config, in_runs, self._faulty_tiers, self._faults)
         if isinstance(config, OffloadingConnectorConfig):
             primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
             tiers = self._faulty_tiers

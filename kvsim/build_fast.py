@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvsim.build_faults import Faults
 from kvsim.config import OffloadingConnectorConfig
 from kvsim.connectors.offloading_runs import RunOffloadingConnector
 from kvsim.extents.kv_cache_manager import RunKVCacheManager
@@ -22,15 +23,16 @@ def run_kv_cache_manager(plan: Plan) -> RunKVCacheManager:
 
 
 def run_offloading_connector(
-    plan: Plan, config: OffloadingConnectorConfig, kv: RunKVCacheManager, tiers: Sequence[Any]
+    plan: Plan, config: OffloadingConnectorConfig, kv: RunKVCacheManager, tiers: Sequence[Any], faults: Faults
 ) -> RunOffloadingConnector:
     """The offloading connector over runs; ``tiers``: built for runs, too."""
     release = plan.release
     primary = release.run_manager(plan.sizes.num_cpu_chunks, release.run_policies[config.eviction_policy])
     ledger = release.run_tiering_manager(primary, tiers) if tiers else primary
     return release.run_offloading_connector(
-        ledger,
+        faults.ledger(ledger, primary),
         kv.pool,
+        names_blocks=faults.copies_fail,
         block_size=plan.sizes.block_tokens,
         block_size_factor=config.block_size_factor,
         offload_prompt_only=config.offload_prompt_only,

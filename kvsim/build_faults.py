@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import simpy
 
@@ -17,11 +17,18 @@ from kvsim.faults.hazard import Chance, Hazard
 from kvsim.faults.memory import BreakableLedger
 from kvsim.faults.tiers import FaultyTier
 from kvsim.offload.ledger import Ledger
-from kvsim.offload.manager import OffloadingManager
 from kvsim.offload.tiering import SecondaryTier
 from kvsim.results.records import FaultTotals
 
 CPU = "cpu"
+
+
+class Losable(Protocol):
+    """Memory whose contents can be lost."""
+
+    def lose_contents(self) -> None:
+        """Empty from now on; what somebody reads or writes goes when they are done."""
+        ...
 
 
 class Faults:
@@ -37,18 +44,18 @@ class Faults:
         self, clock: Clock, config: FaultsConfig, seed: int, totals: FaultTotals, wake: Callable[[], None]
     ) -> None:
         self._clock, self._config, self._seed, self._totals, self._wake = clock, config, seed, totals, wake
-        self._copies_fail = config.cpu != MediumFaults() or any(outage.tier == CPU for outage in config.outages)
+        self.copies_fail = config.cpu != MediumFaults() or any(outage.tier == CPU for outage in config.outages)
         self._tiers_fail = bool(config.tiers or config.outages or config.restarts or config.failed_copies == "fatal")
         self._alarms: list[simpy.Event] = []
         self._copier: FaultyCopier | None = None
-        self._memory: tuple[BreakableLedger, OffloadingManager] | None = None
+        self._memory: tuple[BreakableLedger, Losable] | None = None
         self._tiers: dict[str, FaultyTier] = {}
         self._away: set[str] = set()  # tiers that cannot be reached now
 
     # -- faulty parts
     def copier(self, copier: Copier) -> Copier:
         """Copies between GPU and CPU memory."""
-        if not self._copies_fail:
+        if not self.copies_fail:
             return copier
         medium = self._config.cpu
         if self._copier is not None:
@@ -66,7 +73,7 @@ class Faults:
         )
         return self._copier
 
-    def ledger(self, ledger: Ledger, primary: OffloadingManager) -> Ledger:
+    def ledger(self, ledger: Ledger, primary: Losable) -> Ledger:
         """The CPU tier; ``primary`` is the one with the slots."""
         if not any(outage.tier == CPU for outage in self._config.outages):
             return ledger

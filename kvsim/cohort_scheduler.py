@@ -10,6 +10,7 @@ from kvsim.cohort import Cohort
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
 from kvsim.extents.kv_cache_manager import RunKVCacheManager
 from kvsim.request import Request, RequestStatus
+from kvsim.run_load_failures import RunLoadFailures
 from kvsim.scheduler import Scheduler
 from kvsim.scheduler_023 import Scheduler023
 from kvsim.waiting import RequestQueue
@@ -32,6 +33,7 @@ class CohortScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.load_failures = RunLoadFailures(self.kv, "recompute" if self.load_failures.recompute else "fail")  # type: ignore[arg-type]
         self.cohort = Cohort(self.kv.block_size)
         self._individuals: dict[Request, None] = {}  # running, in order, not in the cohort
         self._order: dict[Request, int] = {}  # of running requests

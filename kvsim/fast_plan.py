@@ -6,7 +6,6 @@ from kvsim.config import (
     ExampleTierConfig,
     FaultsConfig,
     FsTierConfig,
-    MediumFaults,
     ObjTierConfig,
     OffloadingConnectorConfig,
     RunConfig,
@@ -71,11 +70,5 @@ def _of_connector(config: RunConfig) -> list[str]:
 
 def _of_faults(config: RunConfig) -> list[str]:
     faults: FaultsConfig = config.faults
-    obstacles = {
-        "faults.cpu": faults.cpu != MediumFaults(),
-        "faults.tiers": bool(faults.tiers),
-        "faults.outages": bool(faults.outages),
-        "fatal faults": faults.failed_copies != FaultsConfig().failed_copies,
-        "faults.restarts with tiers": bool(faults.restarts and getattr(config.connector, "tiers", ())),
-    }
-    return [name for name, is_given in obstacles.items() if is_given]
+    hits_tiers = faults.tiers or faults.outages or faults.restarts or faults.failed_copies == "fatal"
+    return ["faults with secondary tiers"] if hits_tiers and getattr(config.connector, "tiers", ()) else []

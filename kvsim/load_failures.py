@@ -27,7 +27,7 @@ class LoadFailures:
     """
 
     def __init__(self, kv: AnyKVCacheManager, policy: LoadFailurePolicy = "fail") -> None:
-        self._kv = kv
+        self._kv, self.block_size = kv, kv.block_size
         self.recompute = policy == "recompute"
         # vLLM collects those that fail in a set of ids, so their order depends on PYTHONHASHSEED.
         self.order_failed: Callable[[list[Request]], list[Request]] = list

@@ -165,7 +165,9 @@ class OffloadingConnector(KVConnector):
         state.next_stored = last  # the loaded prefix needs no store
         slots = self.manager.prepare_load(state.context, first, last)
         state.tier_tokens = self._tokens_by_tier(state, first, last)
-        blocks = self._blocks_to_load(table, state.local_tokens // self.block_size, end_tokens // self.block_size)
+        blocks = self._blocks_to_load(
+            state, table, state.local_tokens // self.block_size, end_tokens // self.block_size
+        )
         keys = state.context.keys[first:last]  # a chunk that is only partly local is pinned whole
         self.store_use.loaded(keys)
         job = self._new_job(state, "load", keys, slots, blocks)
@@ -174,9 +176,9 @@ class OffloadingConnector(KVConnector):
         if self._loading is not None:
             self._loading.update(keys)
 
-    def _blocks_to_load(self, table: BlockTable, first: int, last: int) -> Sequence[int]:
+    def _blocks_to_load(self, state: RequestState, table: BlockTable, first: int, last: int) -> Sequence[Any]:
         """The GPU blocks ``first .. last - 1`` of a table."""
-        blocks: Sequence[int] = table[first:last]
+        blocks: Sequence[Any] = table[first:last]
         return blocks
 
     def _tokens_by_tier(self, state: RequestState, first: int, last: int) -> dict[int, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from kvsim.connectors.base import BlockTable, SchedulerOutput
 from kvsim.connectors.offloading import (
@@ -22,9 +22,15 @@ from kvsim.extents.path import Key, Path, Run, Runs
 from kvsim.extents.pool_pieces import Table
 from kvsim.extents.run_set import RunSet
 from kvsim.extents.store_use import RunStoreUse
-from kvsim.extents.tiering import RunTieringManager
 from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request
+
+
+class LoadedBlock(NamedTuple):
+    """A GPU block that is being loaded: block ``position`` of this request's table."""
+
+    request: Request
+    position: int
 
 
 class _LoadingRuns:
@@ -57,12 +63,14 @@ class RunOffloadingConnector(OffloadingConnector):
 
     Args:
         pool: the GPU's.
+        names_blocks: copies may fail, so that loaded blocks need names.
     """
 
-    def __init__(self, manager: Ledger, pool: ExtentPool, **options: Any) -> None:
+    def __init__(self, manager: Ledger, pool: ExtentPool, *, names_blocks: bool = False, **options: Any) -> None:
         super().__init__(manager, **options)
-        self._pool = pool
-        self.stores_end_quietly = isinstance(manager, RunOffloadingManager)  # no tiers that wait for them
+        self._pool, self._names_blocks = pool, names_blocks
+        # Without tiers that wait for them, and without failures that somebody has to hear of.
+        self.stores_end_quietly = isinstance(manager, RunOffloadingManager) and not names_blocks
         self.store_use = RunStoreUse()
         self._touched: dict[int, list[Run]] = {}  # watcher -> what of it was handed out in this step
         self._last_offers: dict[Request, tuple[int, list[Run]]] = {}  # of ended requests: watcher, blocks
@@ -104,7 +112,9 @@ class RunOffloadingConnector(OffloadingConnector):
         return _LoadingRuns()
 
     # -- blocks, of which only the number matters to a copy
-    def _blocks_to_load(self, table: BlockTable, first: int, last: int) -> range:
+    def _blocks_to_load(self, state: RequestState, table: BlockTable, first: int, last: int) -> Sequence[Any]:
+        if self._names_blocks:
+            return [LoadedBlock(state.request, position) for position in range(first, last)]
         return range(last - first)
 
     def _chunks_to_store(self, state: RequestState, plan: StorePlan) -> tuple[Runs, range]:
@@ -112,10 +122,10 @@ class RunOffloadingConnector(OffloadingConnector):
         return keys, range(len(keys) * self.factor)
 
     def _tokens_by_tier(self, state: RequestState, first: int, last: int) -> dict[int, int]:
-        manager: object = self.manager
-        if not isinstance(manager, RunTieringManager):
+        count = getattr(self.manager, "chunks_by_source", None)  # a ledger without tiers has none
+        if count is None:
             return {}
-        chunks = manager.chunks_by_source(state.context, first, last)
+        chunks: dict[int, int] = count(state.context, first, last)
         return {tier: count * self.chunk_tokens for tier, count in chunks.items()}
 
     def _block_runs(self, request: Request, chunks: Iterable[Run]) -> list[Run]:
