@@ -72,13 +72,9 @@ class Cohort:
         assert isinstance(known, PathKeys)
         known.num_keys = request.num_tokens // self.block_size
 
-    def computed_tokens(self, request: Request) -> int:
-        """Tokens of a member that are computed now."""
-        return request.num_computed_tokens + self.steps - self._joined[request]
-
-    def contexts(self) -> list[int]:
-        """The same of all members."""
-        return [request.num_computed_tokens + self.steps - joined for request, joined in self._joined.items()]
+    def computed_tokens(self) -> dict[Request, int]:
+        """Tokens of each member that are computed now."""
+        return {request: request.num_computed_tokens + self.steps - joined for request, joined in self._joined.items()}
 
     def full_blocks(self) -> int:
         """Blocks of all members that are computed to the end."""

@@ -280,6 +280,15 @@ class CohortScheduler(Scheduler):
             self.connector.repeat_refusals(steps * self._num_refusals)
 
     # -- what others want to know
+    def decode_contexts(self, output: SchedulerOutput) -> list[int]:
+        """Contexts of all requests with one token in this step, in scheduling order."""
+        order, cohort = self._order, self.cohort
+        contexts = {
+            request: request.num_computed_tokens for request, n in output.num_scheduled_tokens.items() if n == 1
+        }
+        contexts |= {request: computed + 1 for request, computed in cohort.computed_tokens().items()}
+        return [contexts[request] for request in sorted(contexts, key=order.__getitem__)]
+
     def num_open_output_tokens(self) -> int:
         """See `SchedulerState`; members have generated more than their own numbers say."""
         cohort = self.cohort

@@ -124,12 +124,15 @@ class FastEngine(Engine):
         return not is_alone or self.env.peek() <= self.env.now
 
     def _decode_contexts(self, output: SchedulerOutput, own: list[int]) -> list[int]:
-        """Contexts of a step's decoding requests, or others with the same number and sum where that is enough."""
+        """Contexts of a step's decoding requests, or others with the same number and sum where that is enough.
+
+        ``own``: of those that are not in the cohort.
+        """
         if not output.num_decoding:
             return own
         if self._window_time.contexts_add_up:
             return [*own, output.decode_contexts, *[0] * (output.num_decoding - 1)]
-        return own + [computed + 1 for computed in self.scheduler.cohort.contexts()]
+        return self.scheduler.decode_contexts(output)
 
     def _forward_ns(self, output: SchedulerOutput) -> int:
         prefill, decode = batch_of(output)

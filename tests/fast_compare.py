@@ -15,7 +15,6 @@ from fast_worlds import World, presets_read_once, random_world
 
 from kvsim.build import Simulation
 from kvsim.cohort_scheduler import CohortScheduler
-from kvsim.errors import UserError
 from kvsim.extents.pool_copies import Copies
 from kvsim.fast_engine import FastEngine
 from kvsim.resolve import Plan, resolve
@@ -38,10 +37,7 @@ def compare_seed(seed: int, *, scale: int = 1, spoil: Callable[[Plan], Plan] = l
     """The world of a seed. ``spoil``: makes a plan for the reference that is not quite the same."""
     with presets_read_once():
         world = random_world(seed, scale=scale)
-        try:
-            plan = resolve(world.config, world.trace)
-        except UserError as error:  # two random settings contradict each other
-            return Verdict(seed, world.shape, seen=Counter({f"not a world: {str(error)[:60]}": 1}))
+        plan = resolve(world.config, world.trace)
     if not plan.fast:
         return Verdict(seed, world.shape, f"the fast engine does not run this: {plan.notes[0]}")
     verdict = Verdict(seed, world.shape)

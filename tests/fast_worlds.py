@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from kvsim.storage import load_storage
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
 
 MS = 1_000_000
+HERE = str(Path(__file__).parent)
 MIB = 2**20
 TOKEN_BYTES = 2**17  # KV of a token of Llama-3.1-8B
 SHAPES = ("mixed", "forest", "twins", "forks", "decodes", "returns", "returns")
@@ -209,6 +211,7 @@ def _random_config(rng: random.Random, shape: str, scale: int) -> RunConfig:
         "step_time": _step_time(rng),
         "faults": faults,
         "seed": rng.randrange(1000),
+        "python_path": [HERE],
     }
     return RunConfig.model_validate(data)
 
@@ -227,8 +230,11 @@ def _transfer(rng: random.Random) -> dict[str, Any]:
 
 
 def _step_time(rng: random.Random) -> dict[str, Any]:
-    if rng.random() < 0.3:
+    kind = rng.random()
+    if kind < 0.3:
         return {"kind": "roofline"}
+    if kind < 0.36:
+        return {"kind": "fast_step:MindsTheOrder"}
     return {"kind": "fixed", "per_step": rng.choice(["10us", "1ms", "1ms"]), "per_token": rng.choice(["0", "1us"])}
 
 

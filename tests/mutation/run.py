@@ -12,17 +12,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import joblib
-from mutants import MUTANTS
 from rich.console import Console
 from rich.progress import track
 
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = REPO / "tests" / "golden"
 PATIENCE_SECONDS = 1800
+Mutant = tuple[str, str, str, str]  # rule, module under kvsim/, text, what it becomes
 
 
 def replay_all() -> str:
@@ -40,8 +42,8 @@ def replay_all() -> str:
     return ""
 
 
-def verdict(mutant: tuple[str, str, str, str]) -> tuple[bool, str]:
-    """Make the mutant and replay: did a recording notice, and what is there to say."""
+def verdict(mutant: Mutant, script: str) -> tuple[bool, str]:
+    """Make the mutant and let the script replay: did something notice, and what is there to say."""
     _rule, module, text, becomes = mutant
     source = (REPO / "kvsim" / module).read_text()
     if source.count(text) != 1:
@@ -52,7 +54,7 @@ def verdict(mutant: tuple[str, str, str, str]) -> tuple[bool, str]:
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONHASHSEED": "0"}
         try:
             done = subprocess.run(  # noqa: S603 - our own interpreter
-                [sys.executable, __file__, "--replay"], env=environment, capture_output=True, text=True, check=False,
+                [sys.executable, script, "--replay"], env=environment, capture_output=True, text=True, check=False,
                 timeout=PATIENCE_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -62,25 +64,32 @@ def verdict(mutant: tuple[str, str, str, str]) -> tuple[bool, str]:
     return bool(done.stdout), f"noticed by {done.stdout}" if done.stdout else "NOBODY NOTICES"
 
 
-def main() -> None:
-    """Run all mutants, one per core."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run_all(mutants: Sequence[Mutant], script: str, replay: Callable[[], str], about: str | None) -> None:
+    """Run all mutants, one per core.
+
+    Args:
+        mutants: of the code.
+        script: calls this; with ``--replay`` it finds the mutant on its path.
+        replay: what to do then; returns who has noticed, or nothing.
+        about: what the script says of itself.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replay", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="rules that contain this text")
     options = parser.parse_args()
     if options.replay:
-        sys.stdout.write(replay_all())
+        sys.stdout.write(replay())
         return
-    chosen = [mutant for mutant in MUTANTS if options.only in mutant[0]]
+    chosen = [mutant for mutant in mutants if options.only in mutant[0]]
     if not chosen:
         sys.exit(f"--only {options.only}: no such rule")
     console = Console(width=120)
-    sound, found = verdict(("nothing is broken", "engine.py", "import simpy\n", "import simpy\n"))
+    sound, found = verdict(("nothing is broken", "engine.py", "import simpy\n", "import simpy\n"), script)
     if sound or found != "NOBODY NOTICES":
         sys.exit(f"without any mutant: {found}")
     bad = 0
     with ThreadPoolExecutor(joblib.cpu_count()) as pool:
-        verdicts = pool.map(verdict, chosen)
+        verdicts = pool.map(partial(verdict, script=script), chosen)
         for mutant, (ok, text) in zip(track(chosen, console=Console(stderr=True)), verdicts, strict=True):
             bad += not ok
             console.print(f"{'ok ' if ok else 'BAD'} {mutant[0]}: {text}", highlight=False, soft_wrap=True)
@@ -89,4 +98,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from mutants import MUTANTS
+
+    run_all(MUTANTS, __file__, replay_all, __doc__)

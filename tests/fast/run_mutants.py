@@ -1,0 +1,46 @@
+"""Break one rule of the fast engine at a time and see whether a random world notices. Run with `make fast-mutants`.
+
+Each mutant is a copy of the package with one text replaced; it plays the worlds of `make test`, until it differs from
+the reference, trips over itself or does not come to an end. Exit code 1 if a mutant is not noticed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path += [str(TESTS), str(TESTS / "mutation")]
+
+from mutants import MUTANTS  # noqa: E402 - found by the line above
+from run import run_all  # noqa: E402
+
+NUM_WORLDS = 2_000
+PATIENCE_SECONDS = 20  # with one world, which takes milliseconds
+
+
+def _out_of_patience(_signal: int, _frame: FrameType | None) -> None:
+    raise TimeoutError
+
+
+def first_to_notice() -> str:
+    """In a process with the mutant on its path: the first world that differs, or nothing."""
+    from fast_compare import compare_seed  # noqa: PLC0415 - over the mutant
+
+    signal.signal(signal.SIGALRM, _out_of_patience)
+    for seed in range(NUM_WORLDS):
+        signal.alarm(PATIENCE_SECONDS)
+        try:
+            difference = compare_seed(seed).difference
+        except TimeoutError:
+            difference = f"no end after {PATIENCE_SECONDS} s"
+        signal.alarm(0)
+        if difference:
+            return f"world {seed}: {difference}"
+    return ""
+
+
+if __name__ == "__main__":
+    run_all(MUTANTS, __file__, first_to_notice, __doc__)
