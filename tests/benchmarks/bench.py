@@ -16,11 +16,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -44,25 +46,31 @@ class MeasureError(Exception):
 
 
 class Bench:
-    """Measures cases, one at a time. ``folder``: for configs, generated traces and run folders."""
+    """Measures cases, one at a time.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: for configs, generated traces and run folders.
+        patience_s: wall time after which a measurement is given up.
+    """
+
+    def __init__(self, folder: Path, patience_s: float) -> None:
+        self._folder, self._patience_s = folder, patience_s
         self._traces: dict[str, Path] = {}
 
     def measure(self, case: Case) -> dict[str, Any]:
         """One measurement in a process of its own."""
         if case.config is None:
-            return _measured([str(HERE / "measure.py"), "--pool", case.pool])
+            return _run([str(HERE / "measure.py"), "--pool", case.pool], self._patience_s, json.loads)
         config = dict(case.config)
         if case.generated is not None:
             config["trace"] = config["trace"] | {"path": str(self._generated(case))}
         file = self._folder / f"{case.name}.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         if not case.whole:
-            return _measured([str(HERE / "measure.py"), str(file), "--replicas", str(case.replicas)])
-        output = self._folder / "run"
-        return _watched(["-m", "kvsim", "run", str(file), "-o", str(output), "--overwrite"])
+            command = [str(HERE / "measure.py"), str(file), "--replicas", str(case.replicas)]
+            return _run(command, self._patience_s, json.loads)
+        command = ["-m", "kvsim", "run", str(file), "-o", str(self._folder / "run"), "--overwrite"]
+        return _run(command, self._patience_s, lambda _output: {})
 
     def _generated(self, case: Case) -> Path:
         assert case.generated is not None
@@ -77,34 +85,27 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])}
 
 
-def _measured(arguments: Sequence[str]) -> dict[str, Any]:
-    """What a process says about itself."""
-    done = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, *arguments], capture_output=True, text=True, env=_environment(), check=False
-    )
-    if done.returncode:
-        raise MeasureError((done.stderr.splitlines() or ["without a word"])[-1])
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def _watched(arguments: Sequence[str]) -> dict[str, Any]:
-    """What the system says about a process."""
+def _run(command: Sequence[str], patience_s: float, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """What the system says about a process, and what it says itself, which counts more."""
     started = time.perf_counter()
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as text:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, *arguments], stdout=text, stderr=subprocess.STDOUT, env=_environment()
+            [sys.executable, *command], stdout=output, stderr=errors, env=_environment()
         )
+        alarm = threading.Timer(patience_s, process.kill)
+        alarm.start()
         _, status, usage = os.wait4(process.pid, 0)
+        alarm.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
+        wall_s = time.perf_counter() - started
+        if process.returncode == -signal.SIGKILL and wall_s >= patience_s:
+            raise MeasureError(f"not done after {patience_s:.0f} s")
         if process.returncode:
-            text.seek(0)
-            raise MeasureError((text.read().splitlines() or ["without a word"])[-1])
-    return {
-        "user_s": usage.ru_utime,
-        "wall_s": time.perf_counter() - started,
-        "rss_mib": usage.ru_maxrss / 1024,
-    }
+            errors.seek(0)
+            raise MeasureError((errors.read().splitlines() or [f"exit code {process.returncode}"])[-1])
+        output.seek(0)
+        seen = {"user_s": usage.ru_utime, "wall_s": wall_s, "rss_mib": usage.ru_maxrss / 1024}
+        return seen | parse(output.read())
 
 
 def machine() -> dict[str, Any]:
@@ -129,26 +130,24 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(cases: Sequence[Case], repeat: int, console: Console) -> dict[str, dict[str, Any]]:
+def run(cases: Sequence[Case], bench: Bench, repeat: int, console: Console) -> dict[str, dict[str, Any]]:
     """Measure all of them, the best of some attempts each; a case without its traces is skipped."""
     results: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="kvsim-bench-") as folder:
-        bench = Bench(Path(folder))
-        for case in cases:
-            missing = next((path for path in case.needs if not path.exists()), None)
-            if missing is not None:
-                console.print(f"{case.name} skipped: {missing} is not there", highlight=False, soft_wrap=True)
-                continue
-            try:
-                with console.status(case.name):
-                    results[case.name] = best(bench.measure(case) for _ in range(repeat))
-            except MeasureError as error:
-                console.print(f"{case.name} failed: {error}", highlight=False, soft_wrap=True)
-                continue
-            statuses = results[case.name].get("statuses", {})
-            if statuses.keys() - {"finished"}:
-                text = ", ".join(f"{count:,} {status}" for status, count in statuses.items())
-                console.print(f"{case.name}: requests: {text}", highlight=False, soft_wrap=True)
+    for case in cases:
+        missing = next((path for path in case.needs if not path.exists()), None)
+        if missing is not None:
+            console.print(f"{case.name} skipped: {missing} is not there", highlight=False, soft_wrap=True)
+            continue
+        try:
+            with console.status(case.name):
+                results[case.name] = best(bench.measure(case) for _ in range(repeat))
+        except MeasureError as error:
+            console.print(f"{case.name} failed: {error}", highlight=False, soft_wrap=True)
+            continue
+        statuses = results[case.name].get("statuses", {})
+        if statuses.keys() - {"finished"}:
+            text = ", ".join(f"{count:,} {status}" for status, count in statuses.items())
+            console.print(f"{case.name}: requests: {text}", highlight=False, soft_wrap=True)
     return results
 
 
@@ -168,6 +167,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help="cases, or what their names begin with")
     parser.add_argument("--quick", action="store_true", help="those of under a minute in all")
     parser.add_argument("--repeat", type=int, default=1, help="attempts per case, of which the fastest counts")
+    parser.add_argument("--patience", type=float, default=900, help="wall seconds after which a case is given up")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--traces", type=Path, default=REPO.parent / "shared" / "traces", help="recorded traces")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="ratios of two files, per case")
@@ -184,7 +184,8 @@ def main() -> None:
             names = [case.name for case in all_cases(options.traces) if case.name.startswith(letter)]
             console.print(f"{letter}  {text}\n   {' '.join(names)}", highlight=False)
         return
-    results = run(cases, options.repeat, console)
+    with tempfile.TemporaryDirectory(prefix="kvsim-bench-") as folder:
+        results = run(cases, Bench(Path(folder), options.patience), options.repeat, console)
     console.print(results_table(results))
     exponents, ratios = scaling(results), speedups(results)
     for what, power in exponents.items():
