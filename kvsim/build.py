@@ -13,6 +13,7 @@ from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
+from kvsim.garbage import rarely_collected
 from kvsim.host_memory import HostMemory
 from kvsim.instance import Instance
 from kvsim.load_balancer import Coordinator
@@ -77,7 +78,8 @@ class Simulation:
         play(self.clock, self.plan.trace, self._server.submit, options)
         self._faults.start(self._kill)
         try:
-            self.clock.run()
+            with rarely_collected():
+                self.clock.run()
         except NoProgressError as error:
             self.record.cautions.append(f"The simulation was stopped: {error}.")
         if self.clock.now > LONGEST_NS:
