@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NEW_OBJECTS = 50_000
-"""Python searches after every 700 new objects by default. That was a seventh of a Mooncake run, for nothing: it needs no
-more memory without any search."""
+"""Python searches after every 700 new objects by default. That was a seventh of a Mooncake run, for nothing: it needs
+no more memory without any search."""
 
 
 @contextmanager
