@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, TextIO
 
@@ -16,6 +13,7 @@ from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine, NoProgressError
 from kvsim.errors import UserError
+from kvsim.garbage import rarely_collected
 from kvsim.host_memory import HostMemory
 from kvsim.instance import Instance
 from kvsim.load_balancer import Coordinator
@@ -37,20 +35,6 @@ class Server(Protocol):
     def submit(self) -> Submit:
         """See `Instance.submit`."""
         ...
-
-
-@contextmanager
-def rare_garbage_collection() -> Iterator[None]:
-    """A simulation makes few cycles and many objects that live long, to be looked at in vain again and again."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 class Simulation:
@@ -94,7 +78,7 @@ class Simulation:
         play(self.clock, self.plan.trace, self._server.submit, options)
         self._faults.start(self._kill)
         try:
-            with rare_garbage_collection():
+            with rarely_collected():
                 self.clock.run()
         except NoProgressError as error:
             self.record.cautions.append(f"The simulation was stopped: {error}.")

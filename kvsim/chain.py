@@ -14,13 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
-
-# Ids below this are used as array indices as they are; larger ones (hashes) go through a dictionary first.
-_DENSE_IDS = 1 << 24
+from typing import NamedTuple, NoReturn
 
 
 class ChainError(ValueError):
@@ -103,46 +97,61 @@ class Leaf:
 ROOT = Leaf(-1, 0)
 
 
-class _Namespace:
-    """What is known of the ids of one namespace: position, predecessor and segment of each."""
+class Kept(NamedTuple):
+    """The first ids of a prompt that was added before: how many, and the last of them."""
 
-    __slots__ = ("block_tokens", "names", "position", "predecessor", "segment")
+    num_ids: int
+    last_id: int
+
+
+class _Run:
+    """Ids that follow each other, all in one segment when they were added: from position `start` on, after `before`."""
+
+    __slots__ = ("before", "ids", "segment", "start")
+
+    def __init__(self, start: int, before: int | None, ids: list[int], segment: int) -> None:
+        self.start, self.before, self.ids, self.segment = start, before, ids, segment
+
+    def goes_on(self, position: int, before: int | None, number: int) -> bool:
+        """Whether an id stands at this position, after that one."""
+        at = position - self.start
+        if not 0 <= at < len(self.ids) or self.ids[at] != number:
+            return False
+        return before == (self.ids[at - 1] if at else self.before)
+
+    def num_common(self, position: int, ids: list[int], at: int) -> int:
+        """How many ids it has in common with those from place `at` on, which is this position."""
+        own = self.ids[position - self.start : position - self.start + len(ids) - at]
+        others = ids[at : at + len(own)]
+        if own != others:
+            for place, number in enumerate(own):
+                if number != others[place]:
+                    return place
+        return len(own)
+
+
+class _Namespace:
+    """The ids of one scope: each is compared and kept as part of a run, so the prompts' tree is all that is stored."""
+
+    __slots__ = ("block_tokens", "run_of")
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
-        self.position: NDArray[np.int32] = np.full(1024, -1, dtype=np.int32)
-        self.predecessor: NDArray[np.int32] = np.full(1024, -1, dtype=np.int32)
-        self.segment: NDArray[np.int32] = np.full(1024, -1, dtype=np.int32)
-        # Id -> small number, only where the ids themselves are large.
-        self.names: dict[int, int] | None = None
+        self.run_of: dict[int, _Run] = {}
 
-    def numbers(self, ids: Sequence[int]) -> NDArray[np.int64]:
-        """The ids as array indices; makes room for them."""
-        if self.names is None:
-            if min(ids) >= 0 and (highest := max(ids)) < _DENSE_IDS:
-                self._reserve(highest + 1)
-                return np.array(ids, dtype=np.int64)
-            known = np.flatnonzero(self.position >= 0).tolist()
-            self.names = {number: place for place, number in enumerate(known)}
-            for column in (self.position, self.predecessor, self.segment):
-                column[: len(known)] = column[known]
-                column[len(known) :] = -1
-            # Predecessors are numbers too; names of -1 (none) stay -1.
-            old = self.predecessor[: len(known)].tolist()
-            self.predecessor[: len(known)] = [self.names.get(x, -1) for x in old]
-        names = self.names
-        numbers = np.array([names.setdefault(x, len(names)) for x in ids], dtype=np.int64)
-        self._reserve(len(names))
-        return numbers
-
-    def _reserve(self, size: int) -> None:
-        have = len(self.position)
-        if size <= have:
-            return
-        more = np.full(max(size, 2 * have) - have, -1, dtype=np.int32)
-        self.position = np.concatenate((self.position, more))
-        self.predecessor = np.concatenate((self.predecessor, more))
-        self.segment = np.concatenate((self.segment, more))
+    def complain(self, ids: Sequence[int], start: int, before: int | None) -> NoReturn:
+        """Says which of the ids from position `start` on is not chained."""
+        runs = [self.run_of.get(number) for number in ids]
+        known = [(at, run, run.ids.index(ids[at])) for at, run in enumerate(runs) if run is not None]
+        for at, run, place in known:
+            if run.start + place != start + at:
+                raise ChainError(f"id {ids[at]} at position {start + at} was at position {run.start + place} before")
+        for at, run, _place in known:
+            last = ids[at - 1] if at else before
+            if not run.goes_on(start + at, last, ids[at]):
+                raise ChainError(f"id {ids[at]} at position {start + at} follows id {last}, but another id before")
+        at = next(at for at, number in enumerate(ids) if number in ids[at + 1 :])
+        raise ChainError(f"id {ids[at]} occurs twice in one prompt, at position {start + at} and further on")
 
 
 class PrefixTree:
@@ -159,7 +168,7 @@ class PrefixTree:
         self._below: list[Segment | None] = []  # the part that a split took off a segment's lower end
         self._namespaces: dict[str, _Namespace] = {}
 
-    def add(self, namespace: str, ids: Sequence[int], block_tokens: int) -> Leaf:
+    def add(self, namespace: str, ids: list[int], block_tokens: int, kept: Kept | None = None) -> Leaf:
         """Adds a prompt given by its chained block ids.
 
         Args:
@@ -167,45 +176,46 @@ class PrefixTree:
             ids: one id per `block_tokens` tokens, the last one possibly for a partial block. An id names its
                 block and everything before it.
             block_tokens: tokens per id, the same in every call for a namespace.
+            kept: the beginning of a prompt that was added before; `ids` are then only those behind it.
 
         Raises:
             ChainError: an id occurs at two positions or after two predecessors. The tree is unchanged.
         """
-        if len(ids) == 0:
+        if not ids and kept is None:
             return ROOT
         space = self._namespaces.get(namespace)
         if space is None:
             space = self._namespaces[namespace] = _Namespace(block_tokens)
         elif space.block_tokens != block_tokens:
             raise ValueError(f"{block_tokens} tokens per id, {space.block_tokens} before in {namespace!r}")
-        numbers = space.numbers(ids)
-        total = len(numbers)
-        position = space.position[numbers]
+        run_of = space.run_of
+        start, first = kept or (0, None)
+        known, total, last = 0, len(ids), first
+        run = None if first is None else run_of[first]
         # A chained id is known only if all before it are: the known ones are a prefix and end at the branch.
-        unknown = position < 0
-        known = int(unknown.argmax()) if unknown[-1] else total
-        places = np.arange(total, dtype=np.int32)
-        if not (np.array_equal(position[:known], places[:known]) and bool(unknown[known:].all())):
-            self._complain(ids, position)
-        if known > 1 and not np.array_equal(space.predecessor[numbers[1:known]], numbers[: known - 1]):
-            at = 1 + int((space.predecessor[numbers[1:known]] != numbers[: known - 1]).argmax())
-            raise ChainError(f"id {ids[at]} at position {at} follows id {ids[at - 1]}, but another id before")
+        while known < total and (found := run_of.get(ids[known])) is not None:
+            run = found
+            if not run.goes_on(start + known, last, ids[known]):
+                space.complain(ids, start, first)
+            known += run.num_common(start + known, ids, known)
+            last = ids[known - 1]
+        branch = ROOT if run is None else Leaf(run.segment, (start + known) * block_tokens)
         if known == total:
-            return Leaf(int(space.segment[numbers[-1]]), total * block_tokens)
-        new = numbers[known:]
-        space.position[new] = places[known:]
-        if not np.array_equal(space.position[new], places[known:]):
-            at = known + int((space.position[new] != places[known:]).argmax())
-            space.position[new] = -1
-            raise ChainError(f"id {ids[at]} occurs twice in one prompt, at position {at} and further on")
-        space.predecessor[new[1:]] = new[:-1]
-        start = ROOT
-        if known:
-            space.predecessor[new[0]] = numbers[known - 1]
-            start = Leaf(int(space.segment[numbers[known - 1]]), known * block_tokens)
-        leaf = self.grow(start, start.num_tokens, (total - known) * block_tokens)
-        space.segment[new] = leaf.index
+            return branch
+        new = ids[known:]
+        if len(set(new)) < len(new) or not run_of.keys().isdisjoint(new):
+            space.complain(ids, start, first)
+        leaf = self.grow(branch, branch.num_tokens, len(new) * block_tokens)
+        if run is not None and leaf.index == run.segment and last == run.ids[-1]:
+            run.ids += new
+        else:
+            run = _Run(start + known, last, new, leaf.index)
+        run_of.update(dict.fromkeys(new, run))
         return leaf
+
+    def forget(self, namespace: str) -> None:
+        """Drops the ids of a scope from which no prompt comes any more; its part of the tree stays."""
+        self._namespaces.pop(namespace, None)
 
     def grow(self, leaf: Leaf, keep_tokens: int, add_tokens: int) -> Leaf:
         """Adds a prompt that keeps the first `keep_tokens` of another one and goes on with fresh content.
@@ -277,16 +287,6 @@ class PrefixTree:
         segment.end_tokens = at_tokens
         self._children[segment.index] = [lower]
         self._below[segment.index] = lower
-
-    def _complain(self, ids: Sequence[int], position: NDArray[np.int32]) -> NoReturn:
-        wrong = (position >= 0) & (position != np.arange(len(ids), dtype=np.int32))
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise ChainError(f"id {ids[at]} at position {at} was at position {int(position[at])} before")
-        # At its old position, but after an id never seen: it had another predecessor.
-        first = int((position < 0).argmax())
-        at = first + int((position[first:] >= 0).argmax())
-        raise ChainError(f"id {ids[at]} at position {at} follows id {ids[at - 1]}, but another id before")
 
 
 class BlockIds:

@@ -24,7 +24,12 @@ class Component(BaseModel):
     """Base of every config and profile record: frozen, no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=False,
+        defer_build=True,  # most of the components that are known are not used in a run
     )
 
 

@@ -66,11 +66,12 @@ def run(
 ) -> None:
     """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
     from kvsim.config import load_config
+
+    settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     from kvsim.copy_plan import ASSUMED
     from kvsim.report.tables import summary_table
     from kvsim.runner import run_and_save
 
-    settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     target = output or settings.output_folder
     with progress("simulating", "requests") as report:
         try:

@@ -13,6 +13,7 @@ from kvsim.build import Simulation
 from kvsim.cohort_scheduler import InexactError
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
+from kvsim.garbage import rarely_collected
 from kvsim.report.html import write_comparison, write_report
 from kvsim.report.plots import overlay, save_plots
 from kvsim.report.style import as_png
@@ -34,13 +35,14 @@ def simulate(
     Raises:
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
-    plan = resolve(config, read_trace_of(config))
-    try:
-        return plan, Simulation(plan, progress, kv_events).run()
-    except InexactError as error:
-        if config.engine.kind == "fast":
-            raise UserError(f"engine.kind: fast: expected reference (or auto): {error}") from None
-        plan = plan.with_reference_engine(str(error))
+    with rarely_collected():
+        plan = resolve(config, read_trace_of(config))
+        try:
+            return plan, Simulation(plan, progress, kv_events).run()
+        except InexactError as error:
+            if config.engine.kind == "fast":
+                raise UserError(f"engine.kind: fast: expected reference (or auto): {error}") from None
+            plan = plan.with_reference_engine(str(error))
         return plan, Simulation(plan, progress, kv_events).run()
 
 
@@ -62,7 +64,7 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
         )
         if config.output.plots:
             save_plots(run, target.plots)
-        write_report(run, target.report)
+        write_report(run, target.report, plots=target.plots if config.output.plots else None)
     return run
 
 
@@ -90,19 +92,24 @@ def totals_row(record: RunRecord) -> dict[str, int]:
 
 def requests_frame(record: RunRecord) -> pd.DataFrame:
     """One row per request, in order of arrival."""
-    return pd.DataFrame([as_row(entry) for entry in record.requests], columns=_columns(RequestRecord, REQUEST_COLUMNS))
+    return _frame(record.requests, _columns(RequestRecord, REQUEST_COLUMNS))
 
 
 def series_frame(record: RunRecord) -> pd.DataFrame:
     """One row per sample."""
-    columns = [name for name in _columns(Sample, SERIES_COLUMNS) if name != "tiers"]
-    return pd.DataFrame([as_row(sample) for sample in record.series.samples], columns=columns)
+    return _frame(record.series.samples, [name for name in _columns(Sample, SERIES_COLUMNS) if name != "tiers"])
 
 
 def tiers_frame(record: RunRecord) -> pd.DataFrame:
     """One row per sample and secondary tier."""
-    rows = [as_row(state) for sample in record.series.samples for state in sample.tiers]
-    return pd.DataFrame(rows, columns=list(TIER_COLUMNS))
+    return _frame([state for sample in record.series.samples for state in sample.tiers], list(TIER_COLUMNS))
+
+
+def _frame(records: Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
+    """Records as a table, a column at a time: all rows as objects would be the largest thing in memory."""
+    if not records:
+        return pd.DataFrame(columns=list(columns))
+    return pd.DataFrame({name: pd.Series([getattr(each, name) for each in records]) for name in columns}, copy=False)
 
 
 def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:

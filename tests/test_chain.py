@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvsim.chain import ROOT, BlockIds, Chain, ChainError, Leaf, PrefixTree
+from kvsim.chain import ROOT, BlockIds, Chain, ChainError, Kept, Leaf, PrefixTree
 
 
 def _edges(tree: PrefixTree) -> list[tuple[int, int, int | None]]:
@@ -125,6 +125,27 @@ def test_one_namespace_has_one_block_size() -> None:
     tree.add("f", [1], 16)
     with pytest.raises(ValueError, match="64 tokens per id, 16 before"):
         tree.add("f", [1, 2], 64)
+
+
+def test_kept_ids_need_not_be_given_again() -> None:
+    """A prompt may be told as what it keeps of another one and what follows, also in the middle of an edge."""
+    tree = PrefixTree()
+    tree.add("f", [1, 2, 3, 4], 16)
+    assert tree.add("f", [3, 4, 5], 16, Kept(2, 2)) == Leaf(0, 80)
+    assert tree.add("f", [], 16, Kept(3, 3)) == Leaf(0, 48)
+    assert tree.add("f", [9], 16, Kept(3, 3)) == Leaf(2, 64)
+    assert _edges(tree) == [(0, 48, None), (48, 80, 0), (48, 64, 0)]
+    with pytest.raises(ChainError, match="id 4 at position 2 was at position 3 before"):
+        tree.add("f", [4], 16, Kept(2, 2))
+
+
+def test_forgotten_ids_are_new_again() -> None:
+    """Once a scope is forgotten its ids may come again, and have nothing in common with the old ones."""
+    tree = PrefixTree()
+    old = tree.add("f", [1, 2], 16)
+    tree.forget("f")
+    new = tree.add("f", [1, 7], 16)
+    assert tree.chain(old, 32).shared_tokens(tree.chain(new, 32)) == 0
 
 
 def test_grow_branches_at_any_token() -> None:

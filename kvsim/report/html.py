@@ -12,7 +12,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from kvsim.errors import UserError
 from kvsim.report.plots import e2e_cdf, overlay, plots_of
@@ -42,13 +41,21 @@ class Sheet:
     groups: tuple[Group, ...]
 
 
-def write_report(run: Run, path: Path) -> None:
+def write_report(run: Run, path: Path, plots: Path | None = None) -> None:
     """Write the report of one run.
+
+    Args:
+        run: What to report.
+        path: File to write.
+        plots: Folder in which its plots have been saved; without it they are drawn.
 
     Raises:
         UserError: The file cannot be written.
     """
-    pictures = [Picture(_inline(draw(run), key, text), text) for key, (draw, text) in plots_of(run).items()]
+    pictures = [
+        Picture(_inline(as_svg(draw(run)) if plots is None else _saved(plots, key), key, text), text)
+        for key, (draw, text) in plots_of(run).items()
+    ]
     _write(
         path,
         _template("run.html.j2").render(
@@ -76,8 +83,8 @@ def write_comparison(runs: Sequence[Run], path: Path) -> None:
         raise UserError(f"{path}: a comparison needs at least two runs, found {len(runs)}")
     names = labels(runs)
     pictures = [
-        Picture(_inline(draw, key, text), text)
-        for key, draw, text in (
+        Picture(_inline(as_svg(drawn), key, text), text)
+        for key, drawn, text in (
             ("overlay", overlay(runs), "TTFT, cache hits and throughput; a colour belongs to one run."),
             ("e2e", e2e_cdf(*runs), "Which share of the requests were complete within a time."),
         )
@@ -126,9 +133,12 @@ def _unbroken(text: str) -> str:
     return re.sub(r"(?<=\d) (?=(%|ms|s|min|h|points|times|output)(\W|$))", "\N{NO-BREAK SPACE}", text)
 
 
-def _inline(drawn: Figure, key: str, text: str) -> Markup:
-    """A figure as SVG to stand inside a page: no namespaces, ids of its own, the theme's colours."""
-    svg = as_svg(drawn)
+def _saved(plots: Path, key: str) -> str:
+    return (plots / f"{key}.svg").read_text(encoding="utf-8")
+
+
+def _inline(svg: str, key: str, text: str) -> Markup:
+    """An SVG file to stand inside a page: no namespaces, ids of its own, the theme's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # in the page's CSS
     head, body = svg.split(">", 1)

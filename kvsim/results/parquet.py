@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from kvsim.errors import UserError
 
 _ARROW = {"str": pa.string(), "int64": pa.int64()}
+ROWS_PER_GROUP = 16_384
+"""Rows that are written, and can be read, at a time."""
 
 
 def write_parquet(frame: pd.DataFrame, columns: Mapping[str, str], path: Path) -> None:
@@ -27,16 +29,25 @@ def write_parquet(frame: pd.DataFrame, columns: Mapping[str, str], path: Path) -
     missing = [name for name in columns if name not in frame.columns]
     if missing:
         raise ValueError(f"{path.name}: the table lacks the columns {', '.join(missing)}")
+    names = [*columns, *(extra for extra in frame.columns if extra not in columns)]
+    groups = [frame.iloc[start : start + ROWS_PER_GROUP] for start in range(0, max(len(frame), 1), ROWS_PER_GROUP)]
+    first = _table(groups[0], names, columns, path)
+    with pq.ParquetWriter(path, first.schema, compression="zstd", version="2.6", store_schema=False) as writer:
+        writer.write_table(first)
+        for group in groups[1:]:
+            writer.write_table(_table(group, names, columns, path))
+
+
+def _table(frame: pd.DataFrame, names: Sequence[str], columns: Mapping[str, str], path: Path) -> pa.Table:
     fields, arrays = [], []
-    for name in [*columns, *(extra for extra in frame.columns if extra not in columns)]:
+    for name in names:
         kind = _ARROW[columns[name]] if name in columns else None
         array = pa.array(frame[name].tolist(), type=kind, from_pandas=True)  # NaN counts as empty
         if array.null_count:
             raise ValueError(f"{path.name}: the column {name} has empty cells")
         fields.append(pa.field(str(name), array.type, nullable=False))
         arrays.append(array)
-    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-    pq.write_table(table, path, compression="zstd", version="2.6", store_schema=False)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def read_parquet(file: Path, columns: Mapping[str, str]) -> pd.DataFrame:

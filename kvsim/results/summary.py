@@ -22,6 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 STATUSES = ("finished", "rejected", "failed", "aborted", "stuck")
 FAULT = "fault_"  # begins the names of totals about faults; those that did not happen are left out
+_ROWS_AT_A_TIME = 4096  # that become texts for the digest: bounded memory for any number of requests
 _TEXT = "str"
 _INT = "int64"
 
@@ -154,15 +155,17 @@ def digest(requests: pd.DataFrame) -> str:
     count.
     """
     requests = _checked(requests)
-    fields: list[list[str]] = []
-    for name, kind in REQUEST_COLUMNS.items():
-        if kind == _TEXT:
-            fields.append([json.dumps(str(value)) for value in requests[name].tolist()])
-        else:
-            fields.append([str(value) for value in _ints(requests, name).tolist()])
     sha = hashlib.sha256("\t".join(REQUEST_COLUMNS).encode() + b"\n")
-    for row in zip(*fields, strict=True):
-        sha.update("\t".join(row).encode() + b"\n")
+    for start in range(0, len(requests), _ROWS_AT_A_TIME):
+        some = requests.iloc[start : start + _ROWS_AT_A_TIME]
+        fields: list[list[str]] = []
+        for name, kind in REQUEST_COLUMNS.items():
+            if kind == _TEXT:
+                fields.append([json.dumps(str(value)) for value in some[name].tolist()])
+            else:
+                fields.append([str(value) for value in _ints(some, name).tolist()])
+        for row in zip(*fields, strict=True):
+            sha.update("\t".join(row).encode() + b"\n")
     return sha.hexdigest()
 
 

@@ -34,7 +34,7 @@ def parse_json(text: str, where: str, *, whole_file: bool = False) -> object:
         whole_file: the text is not one line of a file, so a complaint has to name the line.
     """
     try:
-        return json.loads(text.rstrip(), parse_constant=_refuse)
+        return _STRICT.decode(text.rstrip())
     except json.JSONDecodeError as error:
         line = f" line {error.lineno}:" if whole_file else ""
         what = f"{error.msg}, column {error.colno}"
@@ -54,6 +54,9 @@ class _NotANumber(ValueError):
 
 def _refuse(constant: str) -> NoReturn:
     raise _NotANumber(constant)
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 
 class Fields:
@@ -120,12 +123,16 @@ class Fields:
         value = self._need(key, f"a list of {expected:,} block ids")
         if type(value) is not list:
             self.fail(key, f"a list of {expected:,} block ids")
-        if len(value) != expected:
-            raise UserError(f"{self.where}: {key} has {len(value):,} ids, expected {expected:,} ({why})")
-        if not set(map(type, value)) <= {int}:
-            at = next(place for place, item in enumerate(value) if type(item) is not int)
-            raise UserError(f"{self.where}: {key}[{at}] is {show(value[at])}, expected an integer")
+        self.check_ids(key, value, expected, why)
         return value
+
+    def check_ids(self, key: str, ids: list[int], expected: int, why: str, before: int = 0) -> None:
+        """Complains unless ids are integers and, with those `before` them, as many as expected."""
+        if before + len(ids) != expected:
+            raise UserError(f"{self.where}: {key} has {before + len(ids):,} ids, expected {expected:,} ({why})")
+        if not set(map(type, ids)) <= {int}:
+            at = next(place for place, item in enumerate(ids) if type(item) is not int)
+            raise UserError(f"{self.where}: {key}[{before + at}] is {show(ids[at])}, expected an integer")
 
     def fail(self, key: str, expected: str) -> NoReturn:
         """Raises the complaint that field `key` is not what was expected."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -65,8 +66,12 @@ def open_trace(path: Path) -> Iterator[IO[bytes]]:
             packed = plain.read(2) == _GZIP_MAGIC
             plain.seek(0)
             if packed:
-                with gzip.GzipFile(fileobj=plain) as unpacked:
-                    yield cast("IO[bytes]", unpacked)
+                # (A GzipFile finds the ends of lines in Python.)
+                with (
+                    gzip.GzipFile(fileobj=plain) as unpacked,
+                    io.BufferedReader(cast("io.RawIOBase", unpacked)) as lines,
+                ):
+                    yield lines
             else:
                 yield plain
     except EOFError as error:
@@ -119,7 +124,7 @@ def detect_kind(path: Path) -> str:
 
 def _decode(data: bytes, where: str) -> str:
     try:
-        return data.decode("utf-8-sig")
+        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         bad = data[error.start : error.start + 1].hex()
         raise UserError(f"{where}: byte 0x{bad} is not UTF-8, expected a JSON text file") from error

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvsim.chain import ROOT, ChainError, PrefixTree
+from kvsim.chain import PrefixTree
 from kvsim.errors import UserError
 from kvsim.trace.build import DraftAgent, DraftTurn, Names, finish_agents, finish_stream
-from kvsim.trace.fields import Fields, Limits, parse_json, show
+from kvsim.trace.fields import Fields, Limits, show
 from kvsim.trace.files import read_text
+from kvsim.trace.ids import PromptReader, parse_with_ids
 from kvsim.trace.session import Session
 
 SECOND_NS = 10**9
@@ -54,7 +55,8 @@ class KvCacheTesterReader:
 
     def read(self, path: Path) -> None:
         """Reads one session file."""
-        top = Fields(str(path), parse_json(read_text(path), str(path), whole_file=True))
+        text = read_text(path)
+        top = Fields(str(path), parse_with_ids(text, str(path)))
         size = top.integer("block_size", 1, 1 << 20)
         if self.block_tokens and size != self.block_tokens:
             raise UserError(f"{path}: block_size is {size}, expected {self.block_tokens} as before")
@@ -63,7 +65,10 @@ class KvCacheTesterReader:
         if scope not in (None, "local", "global"):
             top.fail("hash_id_scope", '"local" or "global"')
         space = "" if scope == "global" else f"file {len(self._sessions)}"
-        turns, trailing = self._main_stream(path, top.array("requests"), space)
+        prompts = PromptReader(self.tree, space, size, text, str(path))
+        turns, trailing = self._main_stream(path, top.array("requests"), prompts)
+        if space:
+            self.tree.forget(space)
         if not turns:
             raise UserError(f"{path}: requests holds no request of the session itself, expected at least one")
         name = top.text("id") if top.has("id") else path.name.split(".")[0]
@@ -92,7 +97,7 @@ class KvCacheTesterReader:
         return [_NOTES[key].format(count) for key, count in counts.items() if count]
 
     def _main_stream(
-        self, path: Path, entries: Sequence[object], space: str
+        self, path: Path, entries: Sequence[object], prompts: PromptReader
     ) -> tuple[list[DraftTurn], list[DraftAgent]]:
         turns: list[DraftTurn] = []
         agents: list[DraftAgent] = []
@@ -101,19 +106,19 @@ class KvCacheTesterReader:
         for place, entry in enumerate(entries):
             row = Fields(f"{path}: requests[{place}]", entry)
             if row.get("type") == "subagent":
-                agent = self._agent(row, space, names)
+                agent = self._agent(row, prompts, names)
                 if agent.turns:
                     agents.append(agent)
                 else:
                     self._counts["empty"] += 1
                 continue
-            turn = self._turn(row, space, clock)
+            turn = self._turn(row, prompts, clock)
             turn.subagents = agents
             agents = []
             turns.append(turn)
         return turns, agents
 
-    def _agent(self, row: Fields, space: str, names: Names) -> DraftAgent:
+    def _agent(self, row: Fields, prompts: PromptReader, names: Names) -> DraftAgent:
         name = names.unique(row.text("agent_id"))
         status = row.text("status")
         if status not in _STATUS_BLOCKS:
@@ -126,23 +131,18 @@ class KvCacheTesterReader:
             inner = Fields(f"{row.where}.requests[{place}]", entry)
             if inner.get("type") == "subagent":
                 inner.fail("type", '"n" or "s": sub-agents of sub-agents are not part of the format')
-            turns.append(self._turn(inner, space, clock))
+            turns.append(self._turn(inner, prompts, clock))
         return DraftAgent(name, blocking, turns)
 
-    def _turn(self, row: Fields, space: str, clock: _Clock) -> DraftTurn:
+    def _turn(self, row: Fields, prompts: PromptReader, clock: _Clock) -> DraftTurn:
         limits = self._limits
         if row.text("type") not in ("n", "s"):
             row.fail("type", '"n", "s" or "subagent"')
         tokens = row.integer("in", 1, limits.max_input_tokens)
         output = row.integer("out", 0, limits.max_output_tokens)
         size = self.block_tokens
-        ids = row.ids("hash_ids", tokens // size, f"in // block_size = {tokens} // {size}")
-        try:
-            leaf = self.tree.add(space, ids, size) if ids else ROOT
-        except ChainError as error:
-            raise UserError(
-                f"{row.where}: hash_ids: {error}, expected every id to have one position and one predecessor"
-            ) from error
+        num_ids = tokens // size
+        leaf = prompts.add(row, num_ids, f"in // block_size = {tokens} // {size}")
         model = row.get("model")
         if model is not None and not isinstance(model, str):
             raise UserError(f"{row.where}: model is {show(model)}, expected a text")
@@ -154,8 +154,8 @@ class KvCacheTesterReader:
             leaf=leaf,
             input_tokens=tokens,
             recorded_output_tokens=output,
-            known_prompt_tokens=len(ids) * size,
-            num_ids=len(ids),
+            known_prompt_tokens=num_ids * size,
+            num_ids=num_ids,
             think_ns=clock.think_ns(start_ns, think_ns, recorded_ns),
             recorded_think_ns=think_ns,
             recorded_ns=recorded_ns,

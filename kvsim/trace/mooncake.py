@@ -90,6 +90,7 @@ class MooncakeReader:
             self._sessions.append((self._names.unique(prefix + name), round(now_ms * MS_NS), turns))
             if session is not None:
                 latest[session] = turns
+        self.tree.forget(space)
         if not rows:
             raise UserError(f"{path}: the file is empty, expected one request per line")
 

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from kvsim.chain import PrefixTree
 from kvsim.errors import UserError
+from kvsim.garbage import rarely_collected
 from kvsim.trace.fields import Limits
 from kvsim.trace.files import KINDS, detect_kind, list_files
 from kvsim.trace.kv_cache_tester import KvCacheTesterReader
@@ -74,13 +75,14 @@ def read_trace(
             raise UserError(f"{path}: format {found}, expected {kinds[0]} like {files[0].name} before it")
     asked = None if outputs_return == "auto" else outputs_return == "yes"
     reader = _reader(kinds[0], limits or Limits(), asked, spread_arrivals, block_tokens)
-    for done, path in enumerate(files):
-        if progress is not None:
-            progress(done, len(files))
-        reader.read(path)
-    returns = reader.outputs_return if asked is None else asked
+    with rarely_collected():
+        for done, path in enumerate(files):
+            if progress is not None:
+                progress(done, len(files))
+            reader.read(path)
+        returns = reader.outputs_return if asked is None else asked
+        sessions = reader.sessions(returns)
     notes = [_returns_note(reader, returns, chosen=asked is not None), *reader.notes()]
-    sessions = reader.sessions(returns)
     name = Path(paths[0]).name if len(paths) == 1 else f"{files[0].name} and {len(files) - 1} more"
     return Trace(name, kinds[0], reader.block_tokens, sessions, returns, tuple(notes), reader.tree)
 

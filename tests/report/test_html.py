@@ -10,6 +10,7 @@ import pytest
 
 from kvsim.errors import UserError
 from kvsim.report.html import write_comparison, write_report
+from kvsim.report.plots import save_plots
 from kvsim.results.runfolder import Run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -101,6 +102,14 @@ def test_run(tmp_path: Path, offload: Run) -> None:
     assert "cpu_bytes: 128GiB" in page.text
     assert offload.summary["digest"] in page.text
     assert "TTFT 234 ms 181 ms 468 ms 788 ms" in page.text
+
+
+def test_saved_plots_are_not_drawn_again(tmp_path: Path, offload: Run) -> None:
+    """A report made from the plots in a folder is the one whose plots are drawn for it."""
+    save_plots(offload, tmp_path / "plots")
+    write_report(offload, tmp_path / "drawn.html")
+    write_report(offload, tmp_path / "saved.html", plots=tmp_path / "plots")
+    assert (tmp_path / "saved.html").read_bytes() == (tmp_path / "drawn.html").read_bytes()
 
 
 def test_escaping(tmp_path: Path, small: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from run_builder import small_requests, small_series, small_totals
+from run_builder import requests_of, small_requests, small_series, small_totals
 
 from kvsim.errors import UserError
 from kvsim.results.runfolder import RunFolder, load_run
@@ -44,6 +45,25 @@ def test_round_trip(tmp_path: Path) -> None:
     assert run.summary["warnings"][0].startswith("2 of 7 requests (29 %) were rejected")
     assert {"kvsim", "python", "platform"} <= set(run.summary["versions"])
     assert [entry.name for entry in (tmp_path / "a" / "b").iterdir()] == ["run"]
+
+
+def test_many_requests_are_written_in_row_groups(tmp_path: Path) -> None:
+    """A table of 40,000 rows is written 16,384 at a time and read back in order, with the digest of all of them."""
+    rows = [{"turn": number, "session": f"s{number % 7}", "reason": "é" * (number % 3)} for number in range(40_000)]
+    requests = requests_of(rows)
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write(requests=requests, series=small_series(), totals={}, config_text="")
+    groups = pq.ParquetFile(tmp_path / "run" / "requests.parquet").metadata
+    assert [groups.row_group(at).num_rows for at in range(groups.num_row_groups)] == [16_384, 16_384, 7_232]
+    run = load_run(tmp_path / "run")
+    assert run.requests["turn"].tolist() == list(range(40_000))
+    names = ["\t".join(REQUEST_COLUMNS)]
+    lines = [
+        "\t".join(json.dumps(value) if isinstance(value, str) else str(value) for value in row)
+        for row in zip(*(requests[name].tolist() for name in REQUEST_COLUMNS), strict=True)
+    ]
+    text = "".join(f"{line}\n" for line in names + lines)
+    assert run.summary["digest"] == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_same_data_same_bytes(tmp_path: Path) -> None:
