@@ -22,7 +22,7 @@ from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series, Totals
 from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.streaming import StreamingInstance
-from kvsim.trace.replay import ReplayOptions, Submit, play
+from kvsim.trace.replay import ReplayOptions, Submit, play, shortest_ns
 
 NS = 10**9
 LONGEST_NS = 2**63 - 1  # what a results table can hold
@@ -50,8 +50,17 @@ class Simulation:
         self.plan, self.clock = plan, Clock()
         instant = plan.config.transfer.kind == "instant"
         self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
+        wanted = plan.config.trace
+        self._options = ReplayOptions(
+            session_interval_ns=wanted.session_interval,
+            max_think_ns=wanted.max_think_time,
+            max_concurrent_sessions=wanted.max_concurrent_sessions,
+            time_scale=wanted.time_scale,
+        )
         self.record = RunRecord(
-            series=Series(plan.config.output.series_points), notes=list(plan.notes), cautions=list(plan.cautions)
+            series=Series(plan.config.output.series_points, shortest_ns(plan.trace, self._options)),
+            notes=list(plan.notes),
+            cautions=list(plan.cautions),
         )
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
         # Tiers wake an engine that is built on them.
@@ -68,14 +77,7 @@ class Simulation:
         Raises:
             UserError: time runs for centuries.
         """
-        wanted = self.plan.config.trace
-        options = ReplayOptions(
-            session_interval_ns=wanted.session_interval,
-            max_think_ns=wanted.max_think_time,
-            max_concurrent_sessions=wanted.max_concurrent_sessions,
-            time_scale=wanted.time_scale,
-        )
-        play(self.clock, self.plan.trace, self._server.submit, options)
+        play(self.clock, self.plan.trace, self._server.submit, self._options)
         self._faults.start(self._kill)
         try:
             with rarely_collected():

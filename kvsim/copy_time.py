@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from kvsim.config import CustomConnector, OffloadingConnectorConfig
 from kvsim.connectors.base import CopyJob
@@ -32,11 +33,15 @@ def _offloading(plan: Plan) -> CopyTime:
     """
     sizes, copies = plan.sizes, plan.copies
 
+    @lru_cache(maxsize=1 << 14)
+    def cost_of(blocks: int, direction: LinkDirection) -> CopyCost:
+        return _on_the_link(plan, direction, (Pieces(copies.piece_bytes, blocks * copies.pieces),) if blocks else ())
+
     def cost(job: CopyJob, direction: LinkDirection) -> CopyCost:
         blocks = len(job.gpu_blocks)
         if direction == "d2h":
             blocks = -(-blocks * sizes.cpu_copies // sizes.ranks)
-        return _on_the_link(plan, direction, (Pieces(copies.piece_bytes, blocks * copies.pieces),) if blocks else ())
+        return cost_of(blocks, direction)
 
     return cost
 

@@ -94,8 +94,12 @@ class DuplexLink:
     def submit(self, direction: LinkDirection, cost: CopyCost, num_bytes: int) -> Transfer:
         """Queue a copy behind those of its direction."""
         transfer = Transfer(cost, num_bytes, self._env.now)
+        queue = self._queues[direction]
+        if queue:
+            queue.append(transfer)  # nothing changes before its turn comes
+            return transfer
         self._advance()
-        self._queues[direction].append(transfer)
+        queue.append(transfer)
         self._heads_changed()
         return transfer
 

@@ -75,14 +75,16 @@ class Sample:
 class Series:
     """Samples at a regular interval that doubles whenever there are too many: bounded size for any length of run.
 
-    ``due_ns``: when the next one should be taken.
+    ``due_ns``: when the next one should be taken. ``at_least_ns``: how long the run will last at least, if known.
     """
 
     FIRST_INTERVAL_NS = 10_000_000
 
-    def __init__(self, max_points: int) -> None:
+    def __init__(self, max_points: int, at_least_ns: int = 0) -> None:
         self.max_points = max(max_points, 2)
         self.interval_ns = self.FIRST_INTERVAL_NS
+        while 2 * self.interval_ns * self.max_points <= at_least_ns:  # sure to be thinned out before the end
+            self.interval_ns *= 2
         self.samples: list[Sample] = []
         self.due_ns = 0
 

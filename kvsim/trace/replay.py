@@ -78,6 +78,19 @@ def play(
     return processes
 
 
+def shortest_ns(trace: Trace, options: ReplayOptions) -> int:
+    """Time that a replay takes at least: the latest end of a session whose answers take no time."""
+    latest, staggered = 0, 0
+    for session in trace.sessions:
+        if session.start_ns is None:
+            start_ns = staggered * options.session_interval_ns
+            staggered += 1
+        else:
+            start_ns = round(session.start_ns * options.time_scale)
+        latest = max(latest, start_ns + sum(map(options.think_ns, session.turns)))
+    return latest
+
+
 class _Player:
     def __init__(
         self, env: simpy.Environment, submit: Submit, options: ReplayOptions, slots: simpy.Resource | None
