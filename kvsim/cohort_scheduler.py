@@ -38,6 +38,7 @@ class CohortScheduler(Scheduler):
         self._individuals: dict[Request, None] = {}  # running, in order, not in the cohort
         self._order: dict[Request, int] = {}  # of running requests
         self._num_admitted = 0
+        self._is_under_way = False  # a step of the cohort has been decided and its output not been taken
         self._num_hashed = 0  # blocks of the cohort that carry their hash
         self._users: dict[int, int] = {}  # segment that may be shared -> unfinished requests with blocks in it
         self._growing: dict[int, Request] = {}  # such a segment that a member is going to fill -> the member
@@ -159,6 +160,7 @@ class CohortScheduler(Scheduler):
         if self._offering:
             output.offering, output.order = list(self._offering), self._order
         output.num_decoding = members
+        self._is_under_way = True
         output.decode_contexts = self.cohort.num_computed_tokens + members
         if not self._individuals:
             return budget - members
@@ -205,6 +207,7 @@ class CohortScheduler(Scheduler):
         return super()._look_outside(request, local)
 
     def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
+        self._is_under_way = False
         if output.num_decoding:
             due = self.cohort.due()
             for request in due:
@@ -302,8 +305,9 @@ class CohortScheduler(Scheduler):
         return super().num_cached_blocks() + self.cohort.full_blocks() - self._num_hashed
 
     def settle(self) -> None:
-        """See `SchedulerState`."""
-        self.dissolve()
+        """See `SchedulerState`; perhaps a step is under way that never ended."""
+        for request in list(self.cohort):
+            self._leave(request, scheduled=int(self._is_under_way))
 
     def check(self, *, at_end: bool = False) -> None:
         """See `SchedulerState`."""

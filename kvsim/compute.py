@@ -31,6 +31,7 @@ class ComputeStream:
         self._plan = 0  # number of the latest wake-up; older ones are void
         self.ended: simpy.Event | None = None  # of the pass that runs
         self._is_fluid = True  # whether it is timed here
+        self.before_change: Callable[[], None] | None = None  # called before passes get faster or slower
 
     def forward(self, work_ns: int) -> simpy.Event:
         """Start a pass that would take ``work_ns`` alone. The event fires when it has ended."""
@@ -39,6 +40,19 @@ class ComputeStream:
         self._alone_until_ns = self._env.now + work_ns
         self.ended, self._is_fluid = self._env.event(), True
         self._wake_at_end()
+        return self.ended
+
+    @property
+    def speed_ppm(self) -> int:
+        """Speed of a pass now, in parts per million of its speed alone."""
+        return self._speed_ppm
+
+    def take_over(self, work_ns: int, started_ns: int) -> simpy.Event:
+        """A pass that was started elsewhere at the speed of now is timed here; only while that speed is changing."""
+        assert self.ended is None, "one forward pass at a time"
+        self._work, self._updated_ns = work_ns * FULL_PPM, started_ns
+        self._alone_until_ns = started_ns + work_ns
+        self.ended, self._is_fluid = self._env.event(), True
         return self.ended
 
     def occupy(self) -> None:
@@ -85,6 +99,8 @@ class ComputeStream:
         speed = FULL_PPM * FULL_PPM // slowdown_ppm
         if speed == self._speed_ppm:
             return
+        if self.before_change is not None:
+            self.before_change()
         if self.ended is not None and self._is_fluid:
             self._work -= (self._env.now - self._updated_ns) * self._speed_ppm
             self._updated_ns = self._env.now

@@ -9,6 +9,7 @@ import simpy
 
 from kvsim.clock import Clock
 from kvsim.cohort_scheduler import CohortScheduler
+from kvsim.compute import FULL_PPM
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput
 from kvsim.engine import Engine, batch_of
 from kvsim.request import Request
@@ -31,30 +32,60 @@ class WindowTime(Protocol):
         ...
 
 
-class _Window:
-    """Quiet steps under way: when each of them ends."""
+LONGEST_SLOWED = 64  # steps; while copies slow them down they are added up one by one
 
-    def __init__(self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int) -> None:
-        self.started_ns = started_ns
-        self.last = steps  # number of the step with which it ends, from 1 on
+
+class _Window:
+    """Quiet steps under way: how long they take, and when each of them ends.
+
+    Args:
+        model: of the GPU alone.
+        decode: contexts of the first step.
+        speed_ppm: of forward passes now; if it changes, so must the window.
+    """
+
+    def __init__(self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int, speed_ppm: int) -> None:
+        self.started_ns, self._speed_ppm = started_ns, speed_ppm
+        self._is_slowed = speed_ppm != FULL_PPM
+        self.last = min(steps, LONGEST_SLOWED) if self._is_slowed else steps  # number of its last step, from 1 on
         self.stores_matter = True  # whether the end of a store ends it
         self.wake: simpy.Event | None = None  # the next one
+        self.is_handed_over = False  # its last step is timed by the compute stream
         self._model, self._decode = model, decode
-        self._spans: dict[int, int] = {0: 0}
+        self._works: dict[int, int] = {0: 0}
+        self._slowed = [0]  # spans
+
+    def work_ns(self, steps: int) -> int:
+        """Time of the first so many steps on a GPU that nothing slows down."""
+        work = self._works.get(steps)
+        if work is None:
+            work = self._works[steps] = self._model.window_ns(self._decode, steps)
+        return work
 
     def span_ns(self, steps: int) -> int:
         """Time of the first so many steps."""
-        span = self._spans.get(steps)
-        if span is None:
-            span = self._spans[steps] = self._model.window_ns(self._decode, steps)
-        return span
+        if not self._is_slowed:
+            return self.work_ns(steps)
+        spans = self._slowed
+        while len(spans) <= steps:
+            step = len(spans)
+            work = self.work_ns(step) - self.work_ns(step - 1)
+            spans.append(spans[-1] + -(-work * FULL_PPM // self._speed_ppm))
+        return spans[steps]
+
+    def lost_ns(self, first: int, last: int) -> int:
+        """Time by which steps ``first .. last`` take longer than alone."""
+        if not self._is_slowed:
+            return 0
+        work = self.work_ns(last) - self.work_ns(first - 1)
+        return self.span_ns(last) - self.span_ns(first - 1) - work
 
     def step_at(self, now_ns: int, first: int) -> int:
         """The step that is under way at an instant, from ``first`` on; at the end of a step: that one."""
         elapsed = now_ns - self.started_ns
         low, high = first, self.last
         while low < high:
-            middle = (low + high) // 2
+            middle = low if self._is_slowed else (low + high) // 2
             if self.span_ns(middle) >= elapsed:
                 high = middle
             else:
@@ -114,7 +145,7 @@ class FastEngine(Engine):
         window = self._window
         if window is not None:
             last = window.step_at(self.env.now, self._under_way)
-            if last < window.last:
+            if last < window.last and not window.is_handed_over:
                 window.last = last
                 self._wake_at(window, last)
 
@@ -152,27 +183,50 @@ class FastEngine(Engine):
             yield self.env.at(forward_ns)
             self._is_alone = True
             return
-        window = self._window = _Window(self._window_time, self._decode_contexts(output, []), self.env.now, steps)
+        window = self._window = _Window(
+            self._window_time, self._decode_contexts(output, []), self.env.now, steps, self.compute.speed_ppm
+        )
         window.stores_matter = self.scheduler.stores_matter()
         self._under_way = 1
-        self._observer.on_forward(window.span_ns(1))
+        self._observer.on_forward(window.work_ns(1))
+        self.compute.before_change = self._hand_over
+        lost_before = self.compute.lost_ns
         try:
             yield from self._pass(window)
         except simpy.Interrupt:
             # It dies at this instant, before a step that would end now has ended.
             self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
-            self._wake_at(window, self._under_way)  # the GPU completes its step, for nobody
+            if not window.is_handed_over:
+                self._wake_at(window, self._under_way)  # the GPU completes its step, for nobody
             raise
         finally:
-            self._window = None
-        self._is_alone = True
+            self._window = self.compute.before_change = None
+        lost_ns = window.lost_ns(window.last, window.last)
+        if window.is_handed_over:
+            lost_ns = self.compute.lost_ns - lost_before
+        if lost_ns:
+            self._observer.on_slowdown(lost_ns)
+        self._is_alone = not window.is_handed_over
 
     def _is_calm(self, output: SchedulerOutput) -> bool:
         """Whether neither worker nor link has anything to do with this step or the next but to go on."""
         worker = self.worker
         if worker is None:
             return True
-        return not worker.has_plans() and not worker.has_finished() and not self._is_disturbed()  # type: ignore[attr-defined]
+        return not worker.has_plans() and not worker.has_finished()  # type: ignore[attr-defined]
+
+    def _hand_over(self) -> None:
+        """Passes are about to get faster or slower: the compute stream times the one under way, the window's last."""
+        window = self._window
+        assert window is not None
+        last = window.last = window.step_at(self.env.now, self._under_way)
+        window.is_handed_over, self.compute.before_change = True, None
+        if window.wake is not None:
+            self.env.cancel(window.wake)
+        work_ns = window.work_ns(last) - window.work_ns(last - 1)
+        ended = self.compute.take_over(work_ns, window.started_ns + window.span_ns(last - 1))
+        assert ended.callbacks is not None
+        ended.callbacks.append(lambda _event: self._on_wake(window))
 
     def _pass(self, window: _Window) -> Generator[simpy.Event, Any, None]:
         """Let the steps pass; behind it, the last one's end has come, and its output is still to be taken."""
@@ -187,17 +241,24 @@ class FastEngine(Engine):
             self._go_on(window, stop)
             if stop == window.last:
                 return
+            self._tell_lost(window, stop, stop)
             with self.scheduler.step_over():
                 observer.on_quiet_state()
             self._under_way += 1
-            observer.on_quiet_steps(1, window.span_ns(stop + 1) - window.span_ns(stop))
+            observer.on_quiet_steps(1, window.work_ns(stop + 1) - window.work_ns(stop))
+
+    def _tell_lost(self, window: _Window, first: int, last: int) -> None:
+        lost_ns = window.lost_ns(first, last)
+        if lost_ns:
+            self._observer.on_slowdown(lost_ns)
 
     def _go_on(self, window: _Window, step: int) -> None:
         """Bring the scheduler to the step that is under way now."""
         more = step - self._under_way
         if more:
             self.scheduler.go_on(more)
-            self._observer.on_quiet_steps(more, window.span_ns(step) - window.span_ns(self._under_way))
+            self._observer.on_quiet_steps(more, window.work_ns(step) - window.work_ns(self._under_way))
+            self._tell_lost(window, self._under_way, step - 1)
             self._under_way = step
 
     def _wait_until(self, window: _Window, step: int) -> Generator[simpy.Event, Any, None]:
