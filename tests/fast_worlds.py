@@ -205,7 +205,7 @@ def _random_config(rng: random.Random, shape: str, scale: int) -> RunConfig:
     }
     connector: dict[str, Any] = {"kind": "none"}
     if rng.random() < 0.85:
-        connector = _offloading(rng, size, room)
+        connector = _offloading(rng, shape, size, room)
     else:
         engine["enable_prefix_caching"] = rng.random() < 0.7
     faults = _faults(rng, restarts=not connector.get("tiers")) if rng.random() < 0.2 else {}
@@ -252,11 +252,11 @@ def _step_time(rng: random.Random) -> dict[str, Any]:
     return {"kind": "fixed", "per_step": rng.choice(["10us", "1ms", "1ms"]), "per_token": rng.choice(["0", "1us"])}
 
 
-def _offloading(rng: random.Random, block_size: int, room: int) -> dict[str, Any]:
+def _offloading(rng: random.Random, shape: str, block_size: int, room: int) -> dict[str, Any]:
     factor = rng.choice([1, 1, 1, 2, 4])
     chunk = block_size * factor * TOKEN_BYTES
     tokens = rng.choice([100, 400, 1200, 3000, 30_000, 2 * room, 4 * room])
-    has_tiers = rng.random() < 0.45
+    has_tiers = rng.random() < (0.75 if shape == "returns" else 0.35)
     if has_tiers and rng.random() < 0.7:  # one prompt has room, several have not
         tokens = rng.choice([300, 600, 1000, room])
     connector: dict[str, Any] = {
