@@ -141,6 +141,8 @@ class Forest:
     def _turn(self, last: _Planned | None) -> _Planned:
         rng = self._rng
         think = rng.choice([0, 0, MS, rng.randint(0, 30) * MS, rng.randint(0, 30 * MS)])
+        if self._shape == "returns":  # by then it has been written to storage
+            think = rng.choice([0, 20 * MS, rng.randint(0, 100) * MS])
         if self._known and rng.random() < self._twins:
             planned = self._twin(rng.choice(self._known[-4:]), think)
         else:
@@ -279,7 +281,7 @@ def _tier(rng: random.Random, chunk_bytes: int) -> dict[str, Any]:
     chunks = rng.choice([3, 20, 60, None])
     speed: dict[str, Any] = {
         "read_bandwidth": rng.choice(["100MB/s", "1GB/s", "10GB/s", None]),
-        "write_bandwidth": rng.choice(["30MB/s", "1GB/s", "10GB/s", None]),
+        "write_bandwidth": rng.choice(["30MB/s", "1GB/s", "10GB/s", "10GB/s", None]),
         "latency": rng.choice([None, None, "0", "1ms"]),
     }
     if kind == "fs":
