@@ -27,8 +27,15 @@ MS = 1_000_000
 HERE = str(Path(__file__).parent)
 MIB = 2**20
 TOKEN_BYTES = 2**17  # KV of a token of Llama-3.1-8B
-SHAPES = ("mixed", "forest", "twins", "forks", "decodes", "returns", "returns")
-TURNS = {"forest": (1, 4), "twins": (1, 2), "forks": (1, 3), "decodes": (1, 2), "returns": (2, 6)}  # of a session
+SHAPES = ("mixed", "forest", "twins", "forks", "decodes", "returns", "returns", "echoes")
+TURNS = {
+    "forest": (1, 4),
+    "twins": (1, 2),
+    "forks": (1, 3),
+    "decodes": (1, 2),
+    "returns": (2, 6),
+    "echoes": (1, 3),
+}  # of a session
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ class Forest:
         self._common = self._tree.grow(ROOT, 0, rng.choice([1, 16, 40, 128, 300]))
         self._most_out = rng.choice([4, 40, 150])
         self._most_new = rng.choice([40, 200, 500])
-        self._twins = {"twins": 0.8, "forks": 0.3}.get(shape, 0.15)
+        self._twins = {"twins": 0.8, "forks": 0.3, "echoes": 0.5}.get(shape, 0.15)
+        self._alike = rng.choice([2, 20, 40, 100]), rng.choice([2, 20, 60])  # prompt and output where all are alike
 
     def trace(self) -> Trace:
         """A random trace."""
@@ -133,6 +141,8 @@ class Forest:
     def _turn(self, last: _Planned | None) -> _Planned:
         rng = self._rng
         think = rng.choice([0, 0, MS, rng.randint(0, 30) * MS, rng.randint(0, 30 * MS)])
+        if self._shape == "returns":  # by then it has been written to storage
+            think = rng.choice([0, 20 * MS, rng.randint(0, 100) * MS])
         if self._known and rng.random() < self._twins:
             planned = self._twin(rng.choice(self._known[-4:]), think)
         else:
@@ -146,6 +156,8 @@ class Forest:
             [other.prompt, rng.randint(max(other.prompt // 2, 1), total - 1), rng.randint(1, total - 1)]
         )
         out = min(total - prompt, 300) if rng.random() < 0.7 else rng.randint(1, 60)
+        if self._shape == "echoes":
+            prompt, out = other.prompt, other.out
         chain = min(other.chain_tokens, prompt + out if self._returns else prompt)
         return replace(other, chain_tokens=chain, prompt=prompt, out=out, think_ns=think)
 
@@ -159,6 +171,8 @@ class Forest:
             kept = leaf.num_tokens if rng.random() < 0.5 else rng.randint(0, leaf.num_tokens)
         new = rng.choice([1, 15, 16, 17, 32, rng.randint(1, self._most_new), rng.randint(1, self._most_new)])
         out = rng.choice([1, 2, 16, rng.randint(1, self._most_out), rng.randint(1, self._most_out)])
+        if self._shape == "echoes":  # many end at the same time
+            new, out = self._alike
         prompt = kept + new
         chain = prompt + (out if self._returns else 0)
         leaf = self._tree.grow(leaf, kept, chain - kept)
@@ -175,23 +189,25 @@ def _random_config(rng: random.Random, shape: str, scale: int) -> RunConfig:
     if shape == "decodes":  # no room for what they will have in the end
         room, seqs = rng.choice([400, 600, 900]) * scale, rng.choice([8, 16, 64])
     chunked = rng.random() < 0.85
-    batched = rng.choice([32, 64, 256, 2048]) if chunked else 2048
+    batched = max(rng.choice([32, 32, 64, 256, 2048]), seqs) if chunked else 2048
+    # Long prompts leave a few tokens to those who come behind them, until these are too many.
+    threshold = rng.choice([0, 0, 40, batched - rng.randint(1, 6)])
     engine: dict[str, Any] = {
         "block_size": size,
         "num_gpu_blocks_override": room // size,
         "max_model_len": rng.choice([2048, 2048, 300]),
         "max_num_seqs": seqs,
-        "max_num_batched_tokens": max(batched, seqs),
+        "max_num_batched_tokens": batched,
         "vllm_version": rng.choice(["0.33.0", "0.33.0", "0.23.0"]),
         "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
-        "long_prefill_token_threshold": rng.choice([0, 0, 40]),
+        "long_prefill_token_threshold": threshold,
         "enable_prefix_caching": True,
         "scheduler_reserve_full_isl": rng.random() < 0.7,
         "enable_chunked_prefill": chunked,
     }
     connector: dict[str, Any] = {"kind": "none"}
     if rng.random() < 0.85:
-        connector = _offloading(rng, size, room)
+        connector = _offloading(rng, shape, size, room)
     else:
         engine["enable_prefix_caching"] = rng.random() < 0.7
     faults = _faults(rng, restarts=not connector.get("tiers")) if rng.random() < 0.2 else {}
@@ -218,7 +234,7 @@ def _random_config(rng: random.Random, shape: str, scale: int) -> RunConfig:
 
 def _hardware(rng: random.Random) -> dict[str, Any]:
     link = rng.choice([None, None, "pcie4-rtx-4090", "c2c-gh200"])
-    dram = rng.choice([None, None, None, "2GB/s", "200MB/s"])  # a slow link
+    dram = rng.choice([None, None, None, "2GB/s", "200MB/s", "200MB/s"])  # a slow link
     return {"tensor_parallel_size": rng.choice([1, 1, 2]), "link": link, "host_dram_bandwidth": dram}
 
 
@@ -238,11 +254,11 @@ def _step_time(rng: random.Random) -> dict[str, Any]:
     return {"kind": "fixed", "per_step": rng.choice(["10us", "1ms", "1ms"]), "per_token": rng.choice(["0", "1us"])}
 
 
-def _offloading(rng: random.Random, block_size: int, room: int) -> dict[str, Any]:
+def _offloading(rng: random.Random, shape: str, block_size: int, room: int) -> dict[str, Any]:
     factor = rng.choice([1, 1, 1, 2, 4])
     chunk = block_size * factor * TOKEN_BYTES
     tokens = rng.choice([100, 400, 1200, 3000, 30_000, 2 * room, 4 * room])
-    has_tiers = rng.random() < 0.45
+    has_tiers = rng.random() < (0.75 if shape == "returns" else 0.35)
     if has_tiers and rng.random() < 0.7:  # one prompt has room, several have not
         tokens = rng.choice([300, 600, 1000, room])
     connector: dict[str, Any] = {
@@ -265,7 +281,7 @@ def _tier(rng: random.Random, chunk_bytes: int) -> dict[str, Any]:
     chunks = rng.choice([3, 20, 60, None])
     speed: dict[str, Any] = {
         "read_bandwidth": rng.choice(["100MB/s", "1GB/s", "10GB/s", None]),
-        "write_bandwidth": rng.choice(["30MB/s", "1GB/s", "10GB/s", None]),
+        "write_bandwidth": rng.choice(["30MB/s", "1GB/s", "10GB/s", "10GB/s", None]),
         "latency": rng.choice([None, None, "0", "1ms"]),
     }
     if kind == "fs":
