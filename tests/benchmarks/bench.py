@@ -94,8 +94,13 @@ def _run(command: Sequence[str], patience_s: float, parse: Callable[[str], dict[
         )
         alarm = threading.Timer(patience_s, process.kill)
         alarm.start()
-        _, status, usage = os.wait4(process.pid, 0)
-        alarm.cancel()
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            process.kill()
+            raise
+        finally:
+            alarm.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         wall_s = time.perf_counter() - started
         if process.returncode == -signal.SIGKILL and wall_s >= patience_s:
@@ -131,7 +136,10 @@ def machine() -> dict[str, Any]:
 
 
 def run(cases: Sequence[Case], bench: Bench, repeat: int, console: Console) -> dict[str, dict[str, Any]]:
-    """Measure all of them, the best of some attempts each; a case without its traces is skipped."""
+    """Measure all of them, the best of some attempts each; a case without its traces is skipped.
+
+    An interrupt ends it early, with what has been measured.
+    """
     results: dict[str, dict[str, Any]] = {}
     for case in cases:
         missing = next((path for path in case.needs if not path.exists()), None)
@@ -144,6 +152,9 @@ def run(cases: Sequence[Case], bench: Bench, repeat: int, console: Console) -> d
         except MeasureError as error:
             console.print(f"{case.name} failed: {error}", highlight=False, soft_wrap=True)
             continue
+        except KeyboardInterrupt:
+            console.print(f"interrupted at {case.name}")
+            break
         statuses = results[case.name].get("statuses", {})
         if statuses.keys() - {"finished"}:
             text = ", ".join(f"{count:,} {status}" for status, count in statuses.items())
