@@ -64,13 +64,16 @@ class RunOffloadingConnector(OffloadingConnector):
     Args:
         pool: the GPU's.
         names_blocks: copies may fail, so that loaded blocks need names.
+        is_sound: neither copies nor engines fail.
     """
 
-    def __init__(self, manager: Ledger, pool: ExtentPool, *, names_blocks: bool = False, **options: Any) -> None:
+    def __init__(
+        self, manager: Ledger, pool: ExtentPool, *, names_blocks: bool = False, is_sound: bool = True, **options: Any
+    ) -> None:
         super().__init__(manager, **options)
         self._pool, self._names_blocks = pool, names_blocks
-        # Without tiers that wait for them, and without failures that somebody has to hear of.
-        self.stores_end_quietly = isinstance(manager, RunOffloadingManager) and not names_blocks
+        # Without tiers that wait for them, and without failures and deaths before which somebody has to hear of them.
+        self.stores_end_quietly = isinstance(manager, RunOffloadingManager) and is_sound
         self.store_use = RunStoreUse()
         self._touched: dict[int, list[Run]] = {}  # watcher -> what of it was handed out in this step
         self._last_offers: dict[Request, tuple[int, list[Run]]] = {}  # of ended requests: watcher, blocks

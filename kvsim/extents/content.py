@@ -30,9 +30,8 @@ class PathContent:
         salt, num_salts, end = self._salt, self._num_salts, 0
         chain_end = self._chain.num_tokens // tokens
         for segment in self._chain.segments:
-            reached = segment.end_tokens // tokens
+            reached = min(segment.end_tokens // tokens, chain_end)
             if reached > end:
-                reached = min(reached, chain_end)
                 segments.append(segment.index * num_salts + salt)
                 ends.append(reached)
                 end = reached
