@@ -29,6 +29,7 @@ class ComputeStream:
         self._work = 0  # what is left of the pass: nanoseconds at full speed, times FULL_PPM
         self._updated_ns = self._alone_until_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
+        self._wake: simpy.Event | None = None  # the latest wake-up
         self.ended: simpy.Event | None = None  # of the pass that runs
         self._is_fluid = True  # whether it is timed here
         self.before_change: Callable[[], None] | None = None  # called before passes get faster or slower
@@ -109,9 +110,11 @@ class ComputeStream:
             self._wake_at_end()
 
     def _wake_at_end(self) -> None:
+        if self._wake is not None:  # void from now on, and no reason for the clock to run on
+            self._env.cancel(self._wake)
         self._plan += 1
         plan = self._plan
-        wake = self._env.at(-(-max(self._work, 0) // self._speed_ppm))
+        wake = self._wake = self._env.at(-(-max(self._work, 0) // self._speed_ppm))
         assert wake.callbacks is not None
         wake.callbacks.append(lambda _event: self._on_wake(plan))
 

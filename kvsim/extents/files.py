@@ -54,7 +54,7 @@ class RunFiles:
         """Whether the run's first file is here, and of how many from there on the same is true."""
         _segment, first, last = run
         position, is_here = first, None
-        for piece in self._pieces.overlapping(run):
+        for piece in self._pieces.scan(run):
             if piece.first > position:
                 if is_here:
                     break

@@ -57,7 +57,7 @@ class RunOffloadingManager(Primary):
     def lookup_prefix(self, context: RunContext, first: int, last: int) -> PrefixHit:
         pending, position = False, first
         for run in context.path.runs(first, last):
-            for piece in self.pieces.overlapping(run):
+            for piece in self.pieces.scan(run):
                 if piece.first > position:
                     return PrefixHit(position - first, pending)
                 pending = pending or piece.ref_count < 0

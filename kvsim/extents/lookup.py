@@ -45,15 +45,15 @@ class RunLookup:
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What the run's first chunk is answered, and how many from there on are answered the same."""
         _segment, first, last = run
-        found = self._pieces.overlapping(run)
-        if not found:
+        found = self._pieces.scan(run)
+        piece = next(found, None)
+        if piece is None:
             return Answer.RETRY, last - first
-        piece = found[0]
         if piece.first > first:
             return Answer.RETRY, piece.first - first
         answer = piece.answer
         position = piece.last
-        for piece in found[1:]:
+        for piece in found:
             if piece.first > position or piece.answer is not answer:
                 break
             position = piece.last

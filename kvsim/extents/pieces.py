@@ -77,6 +77,17 @@ class PieceMap(Generic[P]):
             stop += 1
         return pieces[start:stop]
 
+    def scan(self, run: Run) -> Iterator[P]:
+        """The same, one by one, for those who may stop early; the map must not change meanwhile."""
+        segment, first, last = run
+        pieces = self._lists.get(segment)
+        if pieces:
+            for at in range(find(pieces, first), len(pieces)):
+                piece = pieces[at]
+                if piece.first >= last:
+                    return
+                yield piece
+
     def cover(self, run: Run) -> list[P]:
         """Pieces of exactly the blocks of the run that are here, ascending: those that reach beyond it are cut."""
         _segment, first, last = run

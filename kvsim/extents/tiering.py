@@ -108,7 +108,7 @@ class RunTieringManager(TieringManager):
         """Position of the first chunk from ``first`` on that the primary has."""
         pieces = self.primary.pieces
         for run in context.path.runs(first, last):
-            for piece in pieces.overlapping(run):
+            for piece in pieces.scan(run):
                 return piece.first
         return last
 
