@@ -53,15 +53,15 @@ def test_who_leaves_the_cohort_goes_back_to_its_place() -> None:
 
 
 def test_a_step_outlives_its_engine() -> None:
-    """An engine dies inside a step, for good: the clock stops at that step's end, not at the end of the window."""
+    """An engine dies inside a step, for good: the clock stops at its end, not where the window would stop next."""
     builder = worlds.TraceBuilder()
     builder.session("only", [(40, 100, 0)])
-    settings = worlds.config(debug=False, faults={"restarts": ["20500us"], "restart_time": "0"})
+    settings = worlds.config(debug=False, faults={"restarts": ["25500us"], "restart_time": "0"})
     plan = resolve(settings, builder.build())
     difference, seen = compare(plan)
     assert not difference
     assert seen["engine deaths"] == seen["requests failed"] == 1
-    assert Simulation(plan).run().totals.end_ns == 1_400_000 + 19 * 1_010_000  # 1 ms per step, 10 us per token
+    assert Simulation(plan).run().totals.end_ns == 1_400_000 + 24 * 1_010_000  # 1 ms per step, 10 us per token
 
 
 @pytest.mark.parametrize("cut", fast_cuts.SMALL, ids=str)
