@@ -8,10 +8,14 @@ from typing import Any
 
 import fast_cuts
 import pytest
+import worlds
 from fast_compare import compare, compare_seed, first_difference
-from fast_worlds import presets_read_once
+from fast_worlds import MS, presets_read_once
 
+from kvsim.build import Simulation
+from kvsim.chain import ROOT, Leaf, PrefixTree
 from kvsim.resolve import Plan, resolve
+from kvsim.trace.session import Session, Trace, Turn
 
 NUM_WORLDS, PER_TEST = 2_000, 50
 
@@ -22,6 +26,42 @@ def test_random_worlds(first: int) -> None:
     for seed in range(first, first + PER_TEST):
         verdict = compare_seed(seed)
         assert not verdict.difference, f"world {seed} ({verdict.shape}): {verdict.difference}"
+
+
+def test_who_leaves_the_cohort_goes_back_to_its_place() -> None:
+    """Three end in the same step, in scheduling order, as their next turns show.
+
+    The first of them is alone with its content until its twin comes; the others are twins from the start. A loner keeps
+    the cohort alive meanwhile.
+    """
+    tree = PrefixTree()
+    one, other, third = (tree.grow(ROOT, 0, 100) for _ in range(3))
+    begins = {"first": (one, 0), "second": (other, 0), "third": (other, 0), "loner": (third, 0), "twin": (one, 10 * MS)}
+
+    def turns(name: str, leaf: Leaf) -> tuple[Turn, ...]:
+        chain, out = (
+            tree.chain(leaf, 100),
+            60 if name == "loner" else 24,
+        )  # a whole number of blocks: to the end, the last is not there
+        return Turn(40, out, chain.truncated(40 + out), 40, 0), Turn(101, 2, chain, 100, 0)
+
+    sessions = tuple(Session(name, start, turns(name, leaf)) for name, (leaf, start) in begins.items())
+    trace = Trace("twins", "sessions", 1, sessions, outputs_return=True, notes=(), tree=tree)
+    difference, seen = compare(resolve(worlds.config(debug=False), trace))
+    assert not difference
+    assert seen["windows"]
+
+
+def test_a_step_outlives_its_engine() -> None:
+    """An engine dies inside a step, for good: the clock stops at its end, not where the window would stop next."""
+    builder = worlds.TraceBuilder()
+    builder.session("only", [(40, 100, 0)])
+    settings = worlds.config(debug=False, faults={"restarts": ["25500us"], "restart_time": "0"})
+    plan = resolve(settings, builder.build())
+    difference, seen = compare(plan)
+    assert not difference
+    assert seen["engine deaths"] == seen["requests failed"] == 1
+    assert Simulation(plan).run().totals.end_ns == 1_400_000 + 24 * 1_010_000  # 1 ms per step, 10 us per token
 
 
 @pytest.mark.parametrize("cut", fast_cuts.SMALL, ids=str)
