@@ -19,7 +19,7 @@ class RunTier(SecondaryTier, Protocol):
 
     @property
     def num_changes(self) -> int:
-        """Grows with what asking or polling has started, changed or cost: if it stands still, repeating it is free."""
+        """Grows with what asking has started, changed or cost: if it stands still, repeating it is free."""
         ...
 
     @property
@@ -208,3 +208,8 @@ class RunTieringManager(TieringManager):
 
 class RunTieringManager023(RunTieringManager, TieringManager023):
     """0.23.0: `TieringManager023` by the run."""
+
+    @property
+    def num_changes(self) -> int:
+        """See `RunTieringManager`; news may come when a step's lookups have been made, and change the next one's."""
+        return super().num_changes + self.num_news
