@@ -321,7 +321,7 @@ class CohortScheduler(Scheduler):
         limits, pool, cohort = self.limits, self.kv.pool, self.cohort
         (request, tokens), *others = output.num_scheduled_tokens.items()
         spent = tokens + output.num_decoding == limits.max_num_batched_tokens
-        if others or not spent or output.preempted or limits.long_prefill_token_threshold:
+        if others or not spent or limits.long_prefill_token_threshold:
             return 1
         if output.num_decoding != len(cohort) or len(self._individuals) != 1 or tokens == 1:
             return 1

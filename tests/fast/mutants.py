@@ -15,7 +15,8 @@ a miss.
 Of what is known of those who wait: an answer ends when a tier changes that does not tell where; a scan ends otherwise
 when blocks come back without a request that ends (of an aborted load); what a scan would have looked up counts although
 it was left out; without scheduler_reserve_full_isl a refusal may be the budget's; who found no room may hit a chunk less
-that somebody has begun to write.
+that somebody has begun to write. A prompt's chunks leave nothing of the budget unless a cap holds them, find blocks
+because the prompt found room as a whole, and the last one may end a stretch as well.
 Nor what test_equality.py has by hand: who leaves the cohort takes its place again, and a step outlives its engine.
 """
 
@@ -98,18 +99,10 @@ MUTANTS = [
     ("changes: keys that are being loaded", CONNECTOR,
      "            self.changes.note(run[0])\n", "            pass\n"),
     # -- chunks of a prompt, step after step
-    ("chunks: only if they take the whole budget", SCHEDULER,
-     "if others or not spent or output.preempted or", "if others or output.preempted or"),
-    ("chunks: only if nobody was preempted", SCHEDULER,
-     "if others or not spent or output.preempted or", "if others or not spent or"),
     ("chunks: not if a cap may come", SCHEDULER,
-     "output.preempted or limits.long_prefill_token_threshold:", "output.preempted:"),
-    ("chunks: the last one is another matter", SCHEDULER,
-     "- computed - 1) // tokens", "- computed) // tokens"),
+     "not spent or limits.long_prefill_token_threshold:", "not spent:"),
     ("chunks: until a member ends", SCHEDULER,
      "            most = min(most, cohort.steps_to_end())\n", "            pass\n"),
-    ("chunks: until blocks run out", SCHEDULER,
-     "            if blocks + cohort.demand(steps + 1) - taken > pool.num_free:\n                break\n", ""),
     ("chunks: members need blocks, too", SCHEDULER,
      "if blocks + cohort.demand(steps + 1) - taken > pool.num_free:", "if blocks > pool.num_free:"),
     ("chunks: who arrives is not looked at", SCHEDULER,
