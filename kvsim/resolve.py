@@ -15,7 +15,7 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     RunConfig,
 )
-from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, plan_copies
+from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, link_cautions, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import choose_fast
 from kvsim.gate_plan import GatePlan, plan_gates
@@ -194,6 +194,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
         ),
         cautions=(
             *_cautions(config, model, gpu, limits, sizes),
+            *link_cautions(link),
             *copies.cautions,
             *cautions_of(config, tp),
             *host.cautions,

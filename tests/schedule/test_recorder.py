@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedule_world import WrongContentError, canonical, dropped, execute
-from worlds import MS, TraceBuilder, config, random_config, random_trace
+from schedule_runs import check_whole, exported, random_schedule, random_world
+from schedule_world import canonical, dropped, execute
 
 from kvsim.build import Simulation
-from kvsim.config import RunConfig
-from kvsim.resolve import Plan, resolve
-from kvsim.results.records import RunRecord
-from kvsim.results.schedule import Schedule, check, read_schedule, write_schedule
-from kvsim.schedule_export import ScheduleExport
-from kvsim.schedule_plan import check_exportable, schedule_of
-from kvsim.trace.session import Trace
-
-
-def exported(trace: Trace, wanted: RunConfig, **part: Any) -> tuple[Plan, RunRecord, Schedule | None]:
-    """A run with its schedule, None if nothing was copied."""
-    plan = resolve(wanted, trace, exports_schedule=True)
-    check_exportable(plan)
-    record = Simulation(plan).run()
-    assert record.schedule is not None
-    if not any(step.jobs for step in record.schedule):
-        return plan, record, None
-    return plan, record, schedule_of(plan, record.schedule, "digest", ScheduleExport(Path("unused"), **part))
-
-
-def random_world(seed: int) -> tuple[Trace, RunConfig]:
-    """A trace and a config that offloads, half of the time with a file system behind CPU memory."""
-    rng = random.Random(seed)
-    trace, wanted = random_trace(rng), random_config(rng)
-    while wanted.connector.kind == "none":
-        wanted = random_config(rng)
-    data = wanted.model_dump(mode="json")
-    if wanted.connector.kind == "offloading" and rng.random() < 0.5:
-        size = rng.choice([{}, {"capacity": "100MB", "eviction": "lru"}])
-        data["connector"]["store_threshold"] = 0
-        data["connector"]["tiers"] = [
-            {"kind": "fs", "storage": "nvme-gen4", "n_read_threads": rng.randint(1, 3), **size}
-            for _ in range(rng.choice([1, 1, 2]))
-        ]
-    if rng.random() < 0.3:
-        data["faults"] = {"aborts": {"rate": 0.4, "within": "80ms"}}
-    return trace, RunConfig.model_validate(data)
-
-
-def check_whole(plan: Plan, record: RunRecord, schedule: Schedule) -> None:
-    """Every byte that the link has moved is in it, once, and all that tiers have moved."""
-    blocks = Counter[str]()
-    for step in schedule.steps:
-        for job in step.jobs:
-            blocks[job.direction] += len(job.source)
-    totals, size = record.totals, plan.sizes.gpu_block_bytes
-    assert (blocks["load"] * size, blocks["store"] * size) == (totals.h2d_bytes, totals.d2h_bytes)
-    files = plan.sizes.block_bytes * plan.sizes.cpu_copies
-    assert blocks["read"] * files == sum(tier.read_bytes for tier in record.tiers)
-    assert blocks["write"] * files == sum(tier.write_bytes for tier in record.tiers)
-    assert sum(bool(step.compute_ns) for step in schedule.steps) == totals.steps
+from kvsim.errors import UserError
+from kvsim.resolve import resolve
+from kvsim.results.records import as_row
+from kvsim.results.schedule import Step, check, compacted, cut, ordered, read_schedule, scaled, write_schedule
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -81,3 +31,74 @@ def test_random_worlds_hold_together(seed: int, tmp_path: Path) -> None:
         assert execute(schedule, random.Random(order).randrange) == expected
     write_schedule(tmp_path / "s.jsonl.gz", schedule)
     assert read_schedule(tmp_path / "s.jsonl.gz") == schedule
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
+@given(st.integers(60, 10_000), st.randoms(use_true_random=False))
+def test_any_order_will_do(seed: int, order: random.Random) -> None:
+    """Hypothesis picks a world and an order that its dependencies allow: every copy finds what it should."""
+    schedule = random_schedule(seed)
+    if schedule is not None:
+        assert execute(schedule, order.randrange) == canonical(schedule)
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+@pytest.mark.parametrize("seed", [1, 4, 9, 22, 31])
+def test_the_extremes_will_do_too(seed: int, last_first: bool) -> None:
+    """Whoever can run runs as early as possible, or as late as possible."""
+    schedule = random_schedule(seed)
+    assert schedule is not None
+    assert execute(schedule, lambda count: count - 1 if last_first else 0) == canonical(schedule)
+
+
+def test_no_dependency_is_superfluous() -> None:
+    """Whatever is left out of the ``after`` of a job, `check` notices."""
+    left_out = 0
+    for seed in range(60, 100):
+        schedule = random_schedule(seed)
+        for step in () if schedule is None else schedule.steps:
+            for job in step.jobs:
+                for name in job.after:
+                    if left_out % 7 == 0:  # each check reads the whole schedule
+                        with pytest.raises(UserError, match=f"job {job.job}: after is without "):
+                            check(dropped(schedule, job.job, name))
+                    left_out += 1
+    assert left_out > 200
+
+
+def test_recording_changes_nothing() -> None:
+    """A run with a recorder is the run without it."""
+    for seed in range(100, 120):
+        trace, wanted = random_world(seed)
+        wanted = wanted.model_copy(update={"debug": False})
+        data = wanted.model_copy(update={"engine": wanted.engine.model_copy(update={"kind": "reference"})})
+        _, record, _ = exported(trace, wanted)
+        plain = Simulation(resolve(data, trace)).run()
+        assert list(map(as_row, record.requests)) == list(map(as_row, plain.requests))
+        assert as_row(record.totals) == as_row(plain.totals)
+        assert list(map(as_row, record.tiers)) == list(map(as_row, plain.tiers))
+
+
+@pytest.mark.parametrize("seed", range(120, 150))
+def test_parts_hold_together(seed: int) -> None:
+    """A part by time, by request or by bytes can be run by itself; so can smaller and fewer blocks."""
+    schedule = random_schedule(seed)
+    if schedule is None:
+        return
+    rng = random.Random(seed)
+    times = [step.start_ns for step in schedule.steps if step.jobs]
+    requests = sorted({job.request for step in schedule.steps for job in step.jobs if job.request})
+    parts = [cut(schedule, start_ns=rng.choice(times)), cut(schedule, end_ns=rng.choice(times) + 1)]
+    parts.append(cut(schedule, max_bytes=schedule.bytes // 2 + max(map(_bytes, schedule.steps))))
+    if requests:
+        parts += [cut(schedule, requests=[name]) for name in rng.sample(requests, min(2, len(requests)))]
+        parts.append(cut(parts[0], requests=None, max_bytes=schedule.bytes))
+    for part in parts:
+        for changed in (part, compacted(part), scaled(compacted(part), 10**6)):
+            check(changed)
+            assert execute(changed, rng.randrange) == canonical(changed)
+    assert ordered(schedule.steps) == list(schedule.steps)
+
+
+def _bytes(step: Step) -> int:
+    return sum(job.bytes for job in step.jobs)
