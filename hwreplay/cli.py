@@ -18,7 +18,9 @@ from rich.text import Text
 
 from hwreplay.backends import all_backends, backend
 from hwreplay.backends.base import Backend
-from hwreplay.console import output_console, probe_table, run_table
+from hwreplay.console import output_console, probe_table, run_table, size_text
+from hwreplay.driver import CudaError
+from hwreplay.nvrtc import CompileError
 from hwreplay.records import to_json
 from hwreplay.result import RunResult, write_probe, write_run
 from kvsim import __version__
@@ -137,6 +139,7 @@ def probe(
         typer.echo(json.dumps(to_json(result), indent=1))
         return
     console = output_console()
+    console.print(Text(f"link time on {result.device.label}, largest number of each size"), soft_wrap=True)
     console.print(probe_table(result))
     for note in result.notes:
         console.print(f"- {note}", style="dim", markup=False, highlight=False)
@@ -160,13 +163,14 @@ def _size(name: str, text: str) -> int:
 
 def _show_run(path: Path, result: RunResult) -> None:
     console = output_console()
+    console.print(Text(f"{result.schedule.run}: {result.backend} on {result.device.label}"), soft_wrap=True)
     console.print(run_table(result))
     for note in result.notes:
         console.print(f"- {note}", style="dim", markup=False, highlight=False)
     verified = result.integrity
     console.print(
         f"makespan {result.makespan_ns / 10**9:.3f} s, {verified.verified_blocks:,} blocks"
-        f" ({verified.verified_bytes / 10**9:.3g} GB) verified"
+        f" ({size_text(verified.verified_bytes)}) verified"
     )
     console.print(Text(f"result {path}"), soft_wrap=True)
 
@@ -197,7 +201,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
-    except UserError as error:
+    except (UserError, CudaError, CompileError) as error:
         _fail(str(error), 2)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from hwreplay.result import CopyCell, JobResult, ProbeResult, RunResult
 
+_SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 _TIMES = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 
 
@@ -25,15 +26,21 @@ def time_text(ns: float) -> str:
     return f"{ns / size:.3g} {unit}"
 
 
+def size_text(size: int) -> str:
+    """Three digits and a unit."""
+    scale, unit = next(((scale, unit) for scale, unit in _SIZES if size >= scale), _SIZES[-1])
+    return f"{size / scale:.3g} {unit}"
+
+
 def rate_text(size: int, ns: int) -> str:
     """Bytes over a time, in GB/s."""
     return f"{size / ns:.3g} GB/s" if ns > 0 else ""
 
 
 def run_table(result: RunResult) -> Table:
-    """Jobs by direction, then forward passes."""
-    table = Table(title=f"{result.schedule.run}: {result.backend} on {result.device.label}", title_justify="left")
-    for name in ("", "number", "bytes", "median", "longest", "busy", "rate while busy", "submit, median"):
+    """Jobs by direction (medians, rate while any of them ran), then forward passes (rate: longer than asked)."""
+    table = Table(box=None)
+    for name in ("", "number", "bytes", "median", "longest", "busy", "rate", "submit"):
         table.add_column(name, justify="left" if not name else "right")
     for direction in ("store", "load", "write", "read"):
         jobs = [job for job in result.jobs if job.direction == direction]
@@ -43,9 +50,9 @@ def run_table(result: RunResult) -> Table:
     if steps:
         taken = sorted(step.compute_measured_ns for step in steps)
         asked = sum(step.compute_ns for step in steps)
-        slower = f"{100 * (sum(taken) / asked - 1):+.1f} % of {time_text(asked)}"
+        slower = f"{100 * (sum(taken) / asked - 1):+.1f} %"
         median, total = taken[len(taken) // 2], time_text(sum(taken))
-        table.add_row("pass", f"{len(steps):,}", "", time_text(median), time_text(taken[-1]), total, slower, "")
+        table.add_row("forward", f"{len(steps):,}", "", time_text(median), time_text(taken[-1]), total, slower, "")
     return table
 
 
@@ -55,7 +62,7 @@ def _job_row(jobs: Sequence[JobResult]) -> list[str]:
     size, busy = sum(job.bytes for job in jobs), _union_ns(jobs)
     middle = len(jobs) // 2
     return [
-        f"{len(jobs):,}", f"{size / 10**9:.3g} GB", time_text(taken[middle]), time_text(taken[-1]), time_text(busy),
+        f"{len(jobs):,}", size_text(size), time_text(taken[middle]), time_text(taken[-1]), time_text(busy),
         rate_text(size, busy), time_text(submit[middle]),
     ]  # fmt: skip
 
@@ -71,7 +78,7 @@ def _union_ns(jobs: Sequence[JobResult]) -> int:
 
 def probe_table(result: ProbeResult) -> Table:
     """Rates by backend, direction and size, at the largest count of each."""
-    table = Table(title=f"link time, largest count of each size, on {result.device.label}", title_justify="left")
+    table = Table(box=None)
     for name in ("backend", "direction", "descriptor", "number", "link", "rate", "submit"):
         table.add_column(name, justify="left" if name in ("backend", "direction") else "right")
     best: dict[tuple[str, str, int], CopyCell] = {}

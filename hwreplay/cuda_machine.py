@@ -179,6 +179,12 @@ class CudaMachine:
         self._anchor = self._first_anchor()
         self._anchored_ns = self.now_ns()
 
+    @property
+    def architecture(self) -> str:
+        """Of the GPU, as compilers name it: sm_90."""
+        major, minor = self.torch.cuda.get_device_capability()
+        return f"sm_{major}{minor}"
+
     # -- clock
     def now_ns(self) -> int:
         return time.perf_counter_ns()

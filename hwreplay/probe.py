@@ -10,7 +10,7 @@ import datetime as dt
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from hwreplay.backends import all_backends, backend
-from hwreplay.backends.base import Backend, Direction
+from hwreplay.backends.base import Backend, Copier, Direction
 from hwreplay.bench import Bench, Shape, Sides, Times, batch_of
 from hwreplay.file_tier import FileTier, Io
 from hwreplay.host_machine import HostMemory
@@ -90,7 +90,7 @@ PLANS: dict[str, Plan] = {
 }
 """By mode."""
 
-_PARTS = {"registration": 0.08, "files": 0.12, "duplex": 0.14, "overlap": 0.16, "copies": 0.5}
+_PARTS = {"registration": 0.05, "coarse": 0.2, "duplex": 0.14, "overlap": 0.16, "files": 0.12, "fine": 0.33}
 """Of the time; what a section leaves over goes to the next."""
 
 _SECTION_BYTES = 64 * MIB  # of one batch of the duplex and overlap sections
@@ -139,8 +139,10 @@ def chosen_backends(keys: Sequence[str] | None) -> Chosen:
 def probe(chosen: Chosen, options: ProbeOptions, open_machine: OpenMachine | None = None) -> ProbeResult:
     """Measure within the time that the options give."""
     started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    with closing((open_machine or machine_for)(chosen.backends[0])) as machine:
-        made = _Probe(machine, chosen, options)
+    with ExitStack() as stack:
+        machine = stack.enter_context(closing((open_machine or machine_for)(chosen.backends[0])))
+        copiers = [(each, stack.enter_context(closing(each.open(machine)))) for each in chosen.backends]
+        made = _Probe(machine, copiers, options)
         made.run()
         return ProbeResult(
             device=machine.info,
@@ -177,13 +179,13 @@ class _Cell:
 
 
 class _Probe:
-    def __init__(self, machine: Machine, chosen: Chosen, options: ProbeOptions) -> None:
+    def __init__(self, machine: Machine, copiers: Sequence[tuple[Backend, Copier]], options: ProbeOptions) -> None:
         self._machine = machine
         self._options = options
         self._plan = options.plan or PLANS[options.mode]
         self._end_s = time.monotonic() + 0.97 * options.seconds  # ending takes a moment too
         self._rng = np.random.default_rng(0)
-        self._benches = [(each, Bench(machine, each.open(machine))) for each in chosen.backends]
+        self._benches = [(each, Bench(machine, copier)) for each, copier in copiers]
         size = self._plan.region_bytes
         self._sides = Sides(machine.device_memory(size), machine.host_memory(size, 4 * MIB))
         self.copies: list[CopyCell] = []
@@ -197,11 +199,14 @@ class _Probe:
         paged = PagedMemory(self._plan.region_bytes // (2 * MIB), 1, 2 * MIB, 2 * MIB, 2 * MIB)
         for kind in KINDS:
             self._machine.calibrate(kind, self._sides.device, paged)
+        coarse, fine = self._rounds()
         self._registrations(self._section("registration"))
-        self._file_cells(self._section("files"))
+        self._copy_cells(coarse, self._section("coarse"))
         self._duplex_cells(self._section("duplex"))
         self._overlap_cells(self._section("overlap"))
-        self._copy_cells(self._section("copies"))
+        self._file_cells(self._section("files"))
+        self._copy_cells(fine, self._section("fine"))
+        self.copies.sort(key=lambda cell: (cell.backend, cell.direction, not cell.pinned, not cell.scattered))
         for each, bench in self._benches:
             if bench.ungated:
                 self.notes.append(f"{each.key}: {bench.ungated} times include submitting: no gate could hold so much")
@@ -214,28 +219,23 @@ class _Probe:
         return _Clock(now_s + share * max(0.0, self._end_s - now_s))
 
     # -- the grid
-    def _copy_cells(self, clock: _Clock) -> None:
-        """Round by round; the last round's cells are those that are missing when time runs out."""
-        rounds = list(self._rounds())
-        total, done = sum(map(len, rounds)), 0
-        for cells in rounds:
-            for place in self._rng.permutation(len(cells)):
-                if clock.left_s <= 0:
-                    continue
-                cell = cells[place]
-                done += 1
-                measured = self._measured(cell, clock.left_s / (total - done + 1))
-                self.copies.append(self._copy_cell(cell, measured))
-        self.copies.sort(key=lambda cell: (cell.backend, cell.direction, not cell.pinned, not cell.scattered))
-        if done < total:
-            self.notes.append(f"{total - done} of {total} cells of the grid were left out for lack of time")
+    def _copy_cells(self, cells: Sequence[_Cell], clock: _Clock) -> None:
+        """Cells in random order, until time runs out."""
+        done = 0
+        for place in self._rng.permutation(len(cells)):
+            if clock.left_s <= 0:
+                self.notes.append(f"{len(cells) - done} cells of the grid were left out for lack of time")
+                break
+            cell = cells[place]
+            self.copies.append(self._copy_cell(cell, self._measured(cell, clock.left_s / (len(cells) - done))))
+            done += 1
 
-    def _rounds(self) -> Iterator[list[_Cell]]:
+    def _rounds(self) -> tuple[list[_Cell], list[_Cell]]:
+        """Coarse cells, and all others."""
         plan = self._plan
         coarse = list(product(plan.coarse_sizes, plan.counts[::2]))
         fine = [pair for pair in product(plan.sizes, plan.counts) if pair not in coarse]
-        yield list(self._cells(coarse))
-        yield [
+        return list(self._cells(coarse)), [
             *self._cells(fine),
             *self._cells(coarse, scattered=False),
             *self._cells(coarse, pinned=False),
