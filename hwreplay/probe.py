@@ -221,14 +221,12 @@ class _Probe:
     # -- the grid
     def _copy_cells(self, cells: Sequence[_Cell], clock: _Clock) -> None:
         """Cells in random order, until time runs out."""
-        done = 0
-        for place in self._rng.permutation(len(cells)):
+        for done, place in enumerate(self._rng.permutation(len(cells))):
             if clock.left_s <= 0:
                 self.notes.append(f"{len(cells) - done} cells of the grid were left out for lack of time")
                 break
             cell = cells[place]
             self.copies.append(self._copy_cell(cell, self._measured(cell, clock.left_s / (len(cells) - done))))
-            done += 1
 
     def _rounds(self) -> tuple[list[_Cell], list[_Cell]]:
         """Coarse cells, and all others."""

@@ -100,7 +100,7 @@ def test_bad_input_is_exit_code_2(
 
 def test_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Written and shown."""
-    monkeypatch.setitem(PLANS, "quick", replace(PLANS["quick"], region_bytes=2**20, file_total=2**21, registrations=()))
+    monkeypatch.setitem(PLANS, "quick", replace(PLANS["quick"], region_bytes=2**22, file_total=2**21, registrations=()))
     target = tmp_path / "p.json"
     assert call(monkeypatch, "probe", "-o", target, "--quick", "--seconds", 3, "--backend", "host") == 0
     assert read_probe(target).mode == "quick"
