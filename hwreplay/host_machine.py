@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from hwreplay.region import Region
 Work = Callable[[], int | None]
 """Something a stream does; may say when it was done, if that was before it returned."""
 
+_SWITCH_S = 2e-4
 _CHUNK = 4 * 2**20  # bytes of one memmove of memory-bound compute work
 
 
@@ -137,6 +139,9 @@ class HostMachine:
         self._ps_per_chunk = 400_000_000
         self._fill_bytes_per_s = 8 * 10**9
         self._traffic: Bytes | None = None
+        # A thread that is back from a copy waits for Python's lock no longer than that.
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
 
     def device_memory(self, size: int) -> HostMemory:
         return self._keep(HostMemory(Region(size, None)))
@@ -231,6 +236,7 @@ class HostMachine:
             event.wait()
 
     def close(self) -> None:
+        sys.setswitchinterval(self._switch_s)
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
