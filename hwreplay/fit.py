@@ -160,8 +160,8 @@ def _copy_path(draft: _Draft, evidence: Evidence, direction: Direction) -> int:
     measured = submit_from_modes(cells)
     fitted = measured if measured is not None else submit_from_jobs(cells)
     submit_ns = fitted or 0
-    rates = rates_of(cells, submit_ns)
-    peak = max(rates.fastest_bytes_per_s, fastest(cells))
+    peak = fastest(cells, submit_ns)
+    rates = rates_of(cells, submit_ns, peak)
     source = source_of(evidence, cells)
     if measured is not None:
         submit = known(format_time(submit_ns), f"whole time less time behind a gate, smallest batches; {source}")
@@ -181,7 +181,7 @@ def _copy_path(draft: _Draft, evidence: Evidence, direction: Direction) -> int:
             "source": f"{len(cells)} cells of whole time less submit, the others by interpolation; {source}",
         },
     }
-    draft.left_out[direction] = left_out(cells, submit_ns, rates)
+    draft.left_out[direction] = left_out(cells, submit_ns, peak, rates)
     draft.notes += _grid_notes(direction, rates, draft.left_out[direction])
     return peak
 
@@ -214,7 +214,7 @@ def _kernel(draft: _Draft, evidence: Evidence) -> None:
     found = kernel(cells)
     source = f"{fitted_text(cells, found.error)}; {source_of(evidence, cells)}"
     shares, why = _shares(evidence, "kernel", found.peaks)
-    total = round(sum(share * found.peaks[direction] for share, direction in zip(shares, DIRECTIONS, strict=True)))
+    total = _rounded(sum(share * found.peaks[direction] for share, direction in zip(shares, DIRECTIONS, strict=True)))
     draft.document["kernel"] = {
         "launch": known(format_time(found.launch_ns), source),
         "h2d_peak": known(format_rate(found.peaks["h2d"]), f"fastest cell; {source}"),
@@ -239,7 +239,7 @@ def _duplex(draft: _Draft, evidence: Evidence, peaks: dict[Direction, int]) -> N
             shares, why = from_jobs.shares, f"{from_jobs.jobs} jobs that ran beside the other direction; "
             why += f"each keeps {percents(shares)} of its speed (h2d, d2h); {runs_source(evidence)}"
     rates = [share * peaks[direction] for share, direction in zip(shares, DIRECTIONS, strict=True)]
-    total = format_rate(round(sum(rates)))
+    total = format_rate(_rounded(sum(rates)))
     part = round(rates[0] / sum(rates), 4)
     unmeasured = "never measured with both directions busy: taken not to touch each other"
     draft.document["duplex"] = {
@@ -308,6 +308,11 @@ def _slowdown(evidence: Evidence, way: Way, unless_measured: float) -> dict[str,
 
 def _both(evidence: Evidence, way: Way) -> list[Cell]:
     return [cell for direction in DIRECTIONS for cell in evidence.cells(way, direction)]
+
+
+def _rounded(rate: float) -> int:
+    """Four digits of a rate."""
+    return round(float(f"{rate:.4g}"))
 
 
 def _grid_notes(direction: Direction, rates: Rates, cells: Sequence[LeftOut]) -> list[str]:

@@ -60,14 +60,15 @@ class LeftOut:
     inside: bool
 
 
-def rates_of(cells: Sequence[Cell], submit_ns: int) -> Rates:
+def rates_of(cells: Sequence[Cell], submit_ns: int, peak: int) -> Rates:
     """The grid of one direction.
 
     Args:
         cells: of one group, each size and count once.
         submit_ns: the part of each time that passes before the first byte moves.
+        peak: bytes per second that no copy exceeds: noise of the submit cost makes small batches no faster.
     """
-    rows = _rows(cells, submit_ns)
+    rows = _rows(cells, submit_ns, peak)
     smooth = {
         size: dict(zip(row, rising(list(row.values()), _weights(cells, size)), strict=True))
         for size, row in rows.items()
@@ -78,9 +79,9 @@ def rates_of(cells: Sequence[Cell], submit_ns: int) -> Rates:
     return Rates(counts, table, sum(change > 1e-9 for change in changes), max(changes))
 
 
-def left_out(cells: Sequence[Cell], submit_ns: int, rates: Rates) -> list[LeftOut]:
+def left_out(cells: Sequence[Cell], submit_ns: int, peak: int, rates: Rates) -> list[LeftOut]:
     """Leave each cell out once, and see how far the others' guess is off."""
-    rows = _rows(cells, submit_ns)
+    rows = _rows(cells, submit_ns, peak)
     found = []
     for cell in cells:
         size, count = cell.descriptor_bytes, cell.count
@@ -152,11 +153,11 @@ def _size_ns(rows: Mapping[int, Mapping[int, float]], size: int, count: int) -> 
     return math.exp((1 - part) * math.log(low_ns) + part * math.log(high_ns))
 
 
-def _rows(cells: Sequence[Cell], submit_ns: int) -> dict[int, dict[int, float]]:
+def _rows(cells: Sequence[Cell], submit_ns: int, peak: int) -> dict[int, dict[int, float]]:
     """Time on the link by size and count, both rising."""
     rows: dict[int, dict[int, float]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.descriptor_bytes, cell.count)):
-        rows.setdefault(cell.descriptor_bytes, {})[cell.count] = max(1.0, cell.ns - submit_ns)
+        rows.setdefault(cell.descriptor_bytes, {})[cell.count] = max(cell.bytes * 10**9 / peak, cell.ns - submit_ns)
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hwreplay.cells import DIRECTIONS, Cell, Direction
@@ -75,9 +75,20 @@ def submit_from_jobs(cells: Sequence[Cell]) -> int | None:
     return max(0, min(round(statistics.median(begins)), *(cell.ns // 2 for cell in cells)))
 
 
-def fastest(cells: Iterable[Cell], *, gated: bool = True) -> int:
-    """The highest rate of any cell, in bytes per second; ``gated``: behind a gate where that was measured."""
-    return max(round(cell.bytes * NS / (min(cell.ns, cell.link_ns or cell.ns) if gated else cell.ns)) for cell in cells)
+def fastest(cells: Sequence[Cell], submit_ns: int = 0, *, gated: bool = True) -> int:
+    """The highest rate of any cell in bytes per second, rounded up to four digits.
+
+    Of whole times without submit; ``gated``: and of times behind a gate. Only of batches that are half as fast as the
+    fastest as a whole: what is left of the time of a small one is little more than noise.
+    """
+    whole = max(cell.bytes / cell.ns for cell in cells)
+    large = [cell for cell in cells if 2 * cell.bytes >= whole * cell.ns]
+    times = [(cell.bytes, cell.ns - submit_ns) for cell in large]
+    if gated:
+        times += [(cell.bytes, cell.link_ns) for cell in large if cell.link_ns]
+    rate = max(1.0, *(NS * moved / ns for moved, ns in times))
+    step = int(10 ** max(0, math.floor(math.log10(rate)) - 3))
+    return math.ceil(rate / step) * step
 
 
 def per_call(cells: Sequence[Cell], peaks: dict[Direction, int]) -> PerCall:
@@ -103,8 +114,7 @@ def kernel(cells: Sequence[Cell]) -> Kernel:
     """A launch, a round trip and bytes in flight that fit best; the model is that of the profile's section kernel."""
     peaks: dict[Direction, int] = {}
     for direction in DIRECTIONS:
-        of_direction = [cell for cell in cells if cell.group.direction == direction]
-        peaks[direction] = fastest(of_direction or cells)
+        peaks[direction] = fastest([cell for cell in cells if cell.group.direction == direction] or cells)
     launch = submit_from_modes(cells) or submit_from_jobs(cells) or 0
 
     def moving(cell: Cell, in_flight: int) -> float:
