@@ -74,7 +74,7 @@ def fill(view: Bytes, content: int, salt: int = 0) -> None:
 
 def check(view: Bytes, content: int, salt: int = 0) -> Wrong | None:
     """The first wrong byte of a block, None if all are right; ``view`` is ``[pieces, piece_bytes]``."""
-    expected = block_bytes(content, *view.shape, salt)
+    expected = block_bytes(content, view.shape[0], view.shape[1], salt)
     if np.array_equal(view, expected):
         return None
     piece, byte = (int(places[0]) for places in np.nonzero(view != expected))

@@ -7,7 +7,6 @@ import pytest
 
 from hwreplay.pattern import RAMP, Wrong, bases, block_bytes, check, fill, fill_tensor
 
-
 FIRST = [[16294208416658607535, 6700445376230912211], [13830413928045401970, 3207027209776756347]]
 
 
