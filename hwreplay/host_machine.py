@@ -110,6 +110,9 @@ class HostMemory:
     def read(self, offset: int, size: int) -> Bytes:
         return self.region.array[offset : offset + size]
 
+    def blocks(self, paged: PagedMemory, blocks: Sequence[int]) -> Bytes:
+        return paged.view(self.region.array)[:, list(blocks)]
+
     def write(self, offset: int, data: Bytes) -> None:
         self.region.array[offset : offset + data.size] = data
 
@@ -128,7 +131,7 @@ class HostMachine:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.info = device_info("host", cpu_name(), memory_bytes=pages)
         self.notes: list[str] = []
-        self._streams: list[HostStream] = []
+        self._streams: dict[str, HostStream] = {}
         self._memories: list[HostMemory] = []
         self._ps_per_round = 230_000  # until calibrated
         self._ps_per_chunk = 400_000_000
@@ -149,9 +152,9 @@ class HostMachine:
         return memory
 
     def stream(self, name: str) -> HostStream:
-        stream = HostStream(name)
-        self._streams.append(stream)
-        return stream
+        if name not in self._streams:
+            self._streams[name] = HostStream(name)
+        return self._streams[name]
 
     def calibrate(self, kind: Compute, memory: Memory, paged: PagedMemory) -> dict[str, int]:
         """Undisturbed times, each the smaller of two medians: what others do on this machine only ever adds."""
@@ -217,11 +220,11 @@ class HostMachine:
         return time.perf_counter_ns()
 
     def synchronize(self) -> None:
-        for event in [stream.record() for stream in self._streams]:
+        for event in [stream.record() for stream in self._streams.values()]:
             event.wait()
 
     def close(self) -> None:
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.close()
         self._streams.clear()
         self._traffic = None

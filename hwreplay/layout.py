@@ -8,7 +8,7 @@ kind            one tensor                                                  piec
 ==============  ==========================================================  =======================
 per_layer       ``[2, num_blocks, block_tokens, kv_heads, head_size]``      K and V of each layer
 per_layer_kv    ``[num_blocks, 2, block_tokens, kv_heads, head_size]``      each layer
-mla             ``[num_blocks, block_tokens, head_size]``                   each layer
+mla             ``[num_blocks, block_tokens, head_size]``                   each layer (or one: the whole block)
 cross_layer     ``[num_blocks, layers, 2, block_tokens, kv_heads, ...]``    one: the whole block
 ==============  ==========================================================  =======================
 
@@ -20,19 +20,18 @@ rows of the workers (TP ranks) are interleaved, as vLLM's shared region has them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from hwreplay.result import LayoutRecord
 from kvsim.errors import UserError
+from kvsim.results.schedule import DTYPE_BYTES, Layout, LayoutKind, layout_bytes
 
 Addresses = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1}
-"""Bytes of an element by its dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,16 @@ class PagedMemory:
         return np.lib.stride_tricks.as_strided(buffer[self.start :], shape, strides)
 
 
+def layout_record(layout: Layout) -> LayoutRecord:
+    """A schedule's layout, as results keep it."""
+    return LayoutRecord(**asdict(layout))
+
+
+def schedule_layout(layout: LayoutRecord) -> Layout:
+    """The other way round."""
+    return Layout(**asdict(layout))
+
+
 def gpu_memory(layout: LayoutRecord, num_blocks: int) -> PagedMemory:
     """The KV tensors of a GPU, one after another."""
     return PagedMemory(
@@ -110,31 +119,20 @@ class KVLayout:
     """
 
     def __init__(self, layout: LayoutRecord, num_blocks: int) -> None:
-        if layout.dtype not in ELEMENT_BYTES:
-            raise UserError(f"layout.dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {layout.dtype!r}")
+        if layout.dtype not in DTYPE_BYTES:
+            raise UserError(f"layout.dtype: expected one of {', '.join(DTYPE_BYTES)}, found {layout.dtype!r}")
+        if layout.kind not in get_args(LayoutKind):
+            raise UserError(f"layout.kind: expected one of {', '.join(get_args(LayoutKind))}, found {layout.kind!r}")
         self.layout = layout
         self.num_blocks = num_blocks
         self.memory = gpu_memory(layout, num_blocks)
-        self._row_bytes = layout.kv_heads * layout.head_size * ELEMENT_BYTES[layout.dtype]  # K or V of a token
-        pieces, piece_bytes = self._expected()
+        self._row_bytes = layout.kv_heads * layout.head_size * DTYPE_BYTES[layout.dtype]  # K or V of a token
+        pieces, piece_bytes = layout_bytes(schedule_layout(layout))
         if (layout.pieces, layout.piece_bytes) != (pieces, piece_bytes):
             raise UserError(
                 f"layout: {layout.layers} layers of kind {layout.kind} have {pieces} pieces of {piece_bytes} bytes,"
                 f" found {layout.pieces} of {layout.piece_bytes}"
             )
-
-    def _expected(self) -> tuple[int, int]:
-        layout = self.layout
-        part = layout.block_tokens * self._row_bytes
-        kinds = {
-            "per_layer": (2 * layout.layers, part),
-            "per_layer_kv": (layout.layers, 2 * part),
-            "mla": (layout.layers, part),
-            "cross_layer": (1, 2 * layout.layers * part),
-        }
-        if layout.kind not in kinds:
-            raise UserError(f"layout.kind: expected one of {', '.join(kinds)}, found {layout.kind!r}")
-        return kinds[layout.kind]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -146,13 +144,14 @@ class KVLayout:
         if layout.kind == "per_layer_kv":
             return (self.num_blocks, 2, *tail)
         if layout.kind == "mla":
-            return (self.num_blocks, layout.block_tokens, layout.kv_heads * layout.head_size)
+            latent = (layout.block_tokens, layout.kv_heads * layout.head_size)
+            return (self.num_blocks, *latent) if layout.pieces > 1 else (self.num_blocks, layout.layers, *latent)
         return (self.num_blocks, layout.layers, 2, *tail)
 
     @property
     def tensors(self) -> int:
         """How many tensors there are: one per layer, or one in all."""
-        return 1 if self.layout.kind == "cross_layer" else self.layout.layers
+        return 1 if self.layout.pieces == 1 else self.layout.layers
 
     def token_offset(self, slot: int, layer: int, part: int = 0) -> int:
         """First byte of what a layer keeps of one token.
@@ -170,6 +169,8 @@ class KVLayout:
             return self.memory.piece_offset(block, 2 * layer + part) + row
         if layout.kind == "cross_layer":
             return self.memory.piece_offset(block, 0) + (2 * layer + part) * half + row
+        if layout.pieces == 1:
+            return self.memory.piece_offset(block, 0) + (layer if layout.kind == "mla" else part) * half + row
         return self.memory.piece_offset(block, layer) + part * half + row
 
 

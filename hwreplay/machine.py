@@ -56,6 +56,9 @@ class Memory(Protocol):
     def read(self, offset: int, size: int) -> Bytes:
         """Bytes as they are now; a copy where the memory is a device's."""
 
+    def blocks(self, paged: PagedMemory, blocks: Sequence[int]) -> Bytes:
+        """A copy of some blocks, ``[pieces, blocks, piece_bytes]``."""
+
     def write(self, offset: int, data: Bytes) -> None:
         """Set bytes, at once."""
 
@@ -76,7 +79,7 @@ class Machine(Protocol):
         """Host memory that the GPU may copy from and to; registered in chunks that end where a row ends."""
 
     def stream(self, name: str) -> Stream:
-        """A new stream."""
+        """The stream of this name, made when first asked for."""
 
     def calibrate(self, kind: Compute, memory: Memory, paged: PagedMemory) -> dict[str, int]:
         """Measure how long units of compute work and pattern writing take; what was found, for the result."""

@@ -16,6 +16,7 @@ PER_LAYER = LayoutRecord("per_layer", 3, 2, 4, "bfloat16", 4, 6, 64)
 PER_LAYER_KV = LayoutRecord("per_layer_kv", 3, 2, 4, "bfloat16", 4, 3, 128)
 CROSS_LAYER = LayoutRecord("cross_layer", 3, 2, 4, "bfloat16", 4, 1, 384)
 MLA = LayoutRecord("mla", 3, 1, 8, "bfloat16", 4, 3, 64)
+MLA_WHOLE = LayoutRecord("mla", 3, 1, 8, "bfloat16", 4, 1, 192)
 
 
 def test_slots() -> None:
@@ -76,6 +77,7 @@ def test_canonical_view() -> None:
         (PER_LAYER, (2, 10, 4, 2, 4), 3),
         (PER_LAYER_KV, (10, 2, 4, 2, 4), 3),
         (MLA, (10, 4, 8), 3),
+        (MLA_WHOLE, (10, 3, 4, 8), 1),
         (CROSS_LAYER, (10, 3, 2, 4, 2, 4), 1),
     ],
 )
@@ -86,7 +88,7 @@ def test_tensor_shapes(layout: LayoutRecord, shape: tuple[int, ...], tensors: in
     assert np.prod(shape) * tensors * 2 == kv.memory.total_bytes
 
 
-@pytest.mark.parametrize("layout", [PER_LAYER, PER_LAYER_KV, MLA, CROSS_LAYER])
+@pytest.mark.parametrize("layout", [PER_LAYER, PER_LAYER_KV, MLA, MLA_WHOLE, CROSS_LAYER])
 def test_token_offsets_are_those_of_the_tensors(layout: LayoutRecord) -> None:
     """The byte of a token's K or V is where indexing the tensor finds it."""
     kv = KVLayout(layout, 10)
@@ -99,10 +101,10 @@ def test_token_offsets_are_those_of_the_tensors(layout: LayoutRecord) -> None:
                 index = {
                     "per_layer": (part, block, token, 0, 0),
                     "per_layer_kv": (block, part, token, 0, 0),
-                    "mla": (block, token, 0),
+                    "mla": (block, token, 0) if layout.pieces > 1 else (block, layer, token, 0),
                     "cross_layer": (block, layer, part, token, 0, 0),
                 }[layout.kind]
-                tensor = 0 if layout.kind == "cross_layer" else layer
+                tensor = 0 if layout.pieces == 1 else layer
                 element = int(np.ravel_multi_index(index, kv.tensor_shape))
                 expected = (tensor * int(np.prod(kv.tensor_shape)) + element) * 2
                 assert kv.token_offset(slot, layer, part) == expected
@@ -113,8 +115,8 @@ def test_token_offsets_are_those_of_the_tensors(layout: LayoutRecord) -> None:
     ("change", "message"),
     [
         ({"pieces": 3}, "3 layers of kind per_layer have 6 pieces of 64 bytes, found 3 of 64"),
-        ({"dtype": "int3"}, "layout.dtype: expected one of float32, "),
-        ({"kind": "rows"}, "layout.kind: expected one of per_layer, "),
+        ({"dtype": "int3"}, "layout.dtype: expected one of bfloat16, "),
+        ({"kind": "rows"}, "layout.kind: expected one of cross_layer, "),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
