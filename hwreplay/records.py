@@ -9,7 +9,7 @@ import os
 import types
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from kvsim.checked import closest, show
 from kvsim.errors import UserError
@@ -76,7 +76,7 @@ def from_json(cls: type[T], value: object, source: str, key: str = "") -> T:
     """
     if not isinstance(value, dict):
         raise _misfit(source, key, "a mapping of keys", value)
-    hints = _hints(cls)
+    hints = _hints(cast("Any", cls))
     for name in value:
         if name not in hints:
             guess = closest(str(name), hints)
@@ -96,7 +96,7 @@ def from_json(cls: type[T], value: object, source: str, key: str = "") -> T:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
