@@ -100,6 +100,8 @@ class Simulation:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
                 idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
                 scheduler.check(at_end=idle)
+        if self._builder.recorder is not None:
+            self.record.schedule = self._builder.recorder.steps()
         return self.record
 
     @property
