@@ -95,7 +95,7 @@ def compare(
     for key, text in facts(compared).items():
         console.print(Text.assemble((f"{key}: ", "bold"), text))
     on = f"on {compared.device.label}"
-    console.print(table_of(error_cells(compared), f"Errors {on} (predicted over measured, minus 1)", ["Median"]))
+    console.print(table_of(error_cells(compared), f"Errors {on} (predicted over measured, minus 1)", ["Median %"]))
     console.print(table_of(time_cells(compared), f"Times {on}"))
     console.print(table_of(rate_cells(compared), f"Bandwidth {on}", ["Measured GB/s"]))
     console.print(f"page {output / 'report.html'}", highlight=False, soft_wrap=True)

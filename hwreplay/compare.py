@@ -7,12 +7,14 @@ minus 1. Several replays are repeats: each number is computed for each of them; 
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hwreplay.evidence import Run, intact, same_device
+from hwreplay.intervals import Covered
 from hwreplay.pairs import Pair, Rate, Repeated, Row, pairs_of, rates_of, repeated, rows_of
 from hwreplay.predict import predict
 from hwreplay.result import DeviceInfo, RunResult, read_run
@@ -46,6 +48,7 @@ class Comparison:
     makespan_ns: Whole
     makespan_error: Repeated
     hidden_share: Whole
+    undisturbed: Repeated | None  # passes without copies beside them: time over the time asked for
     pairs: tuple[Pair, ...]
     cautions: tuple[str, ...]
     predicted: Timeline
@@ -57,9 +60,18 @@ class Comparison:
         document: dict[str, Any] = {"format": "hwreplay-comparison", "version": 1, "device": asdict(self.device)}
         document |= {name: _plain(getattr(self, name)) for name in plain}
         document |= {name: asdict(getattr(self, name)) for name in ("makespan_ns", "hidden_share")}
+        document["undisturbed_passes"] = None if self.undisturbed is None else asdict(self.undisturbed)
         document["rows"] = [asdict(row) for row in self.rows]
         document["jobs"] = [asdict(pair) for pair in self.pairs if pair.direction is not None]
-        document["steps"] = [asdict(pair) for pair in self.pairs if pair.direction is None]
+        passes = [pair for pair in self.pairs if pair.direction is None]
+        document["steps"] = {  # by column: there may be many
+            "step": [pair.number for pair in passes],
+            "predicted_ns": [pair.predicted_ns for pair in passes],
+            **{
+                f"measured_{part}_ns": [getattr(pair.measured_ns, part) for pair in passes]
+                for part in ("median", "low", "high")
+            },
+        }
         return document
 
 
@@ -113,6 +125,7 @@ def compare(plan: Schedule, runs: Sequence[Run], profile: LinkProfile | None, na
     if not pairs:
         raise UserError(f"{name}: no job or pass has both a predicted and a measured time")
     makespans = [line.makespan_ns for line in lines]
+    undisturbed = [ratio for ratio in (_undisturbed(run.result) for run in runs) if ratio is not None]
     hidden = [share for share in (line.hidden_share() for line in lines) if share is not None]
     return Comparison(
         schedule=name,
@@ -127,11 +140,23 @@ def compare(plan: Schedule, runs: Sequence[Run], profile: LinkProfile | None, na
         makespan_ns=Whole(predicted.makespan_ns, repeated(makespans)),
         makespan_error=repeated([predicted.makespan_ns / max(1, span) - 1 for span in makespans]),
         hidden_share=Whole(predicted.hidden_share(), repeated(hidden) if hidden else None),
+        undisturbed=repeated(undisturbed) if undisturbed else None,
         pairs=tuple(pairs),
         cautions=tuple(_cautions(plan, runs, predicted, profile)),
         predicted=predicted,
         measured=lines,
     )
+
+
+def _undisturbed(run: RunResult) -> float | None:
+    """How much longer passes take than they should, without any copy: what no link profile can predict."""
+    copying = Covered((job.started_ns, job.finished_ns) for job in run.jobs)
+    ratios = [
+        step.compute_measured_ns / step.compute_ns
+        for step in run.steps
+        if step.compute_ns and not copying.within(step.start_ns, step.end_ns)
+    ]
+    return statistics.median(ratios) if ratios else None
 
 
 def sha256_of(path: Path) -> str:

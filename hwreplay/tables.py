@@ -29,20 +29,23 @@ def facts(compared: Comparison) -> dict[str, str]:
         "Predicted by": compared.predicted_by,
         "Copied by": f"backend {compared.backend}, {_count(len(compared.files), 'replay')}: {listed(compared.files)}",
         "Makespan": f"{_whole(compared.makespan_ns, time_text)}; error {over(compared.makespan_error, signed)}",
+        "Passes without copies beside them": f"{over(compared.undisturbed, digits)} times the time asked for"
+        if compared.undisturbed
+        else MISSING,
         "Copy time hidden behind compute": _whole(compared.hidden_share, percent),
     }
 
 
 def error_cells(compared: Comparison) -> Cells:
     """Errors of each group."""
-    heads = ["", "n", "Bytes", "Bias", "Median", "MAPE", "P90", "P99", "MAE"]
+    heads = ["", "n", "Bytes", "Bias %", "Median %", "MAPE %", "P90 %", "P99 %", "MAE"]
     lines = [
         [
             _indented(row.name),
             f"{row.n:,}",
             moved(row.bytes) if row.bytes else "",
-            _ranged(row.bias, signed),
-            *(_ranged(value, percent) for value in (row.median, row.mean, row.p90, row.p99)),
+            _ranged(row.bias, "{:+.1f}".format, 100),
+            *(_ranged(value, "{:.1f}".format, 100) for value in (row.median, row.mean, row.p90, row.p99)),
             _ranged(row.mae_ns, time_text),
         ]
         for row in compared.rows
@@ -132,14 +135,14 @@ def check_cells(checks: Sequence[Check]) -> Cells:
     return heads, lines
 
 
-def _ranged(value: Repeated, text: Callable[[float], str]) -> str:
-    middle, _, reach = over(value, text).partition(" (")
+def _ranged(value: Repeated, text: Callable[[float], str], times: int = 1) -> str:
+    middle, _, reach = over(value, lambda number: text(times * number)).partition(" (")
     return f"{middle}\n{reach.removesuffix(')').replace(' to ', '-')}" if reach else middle
 
 
 def _cell(text: str, *, with_range: bool) -> str:
     middle, _, reach = text.partition("\n")
-    return f"{middle} ({reach.removesuffix(' %')})" if reach and with_range else middle
+    return f"{middle} ({reach})" if reach and with_range else middle
 
 
 def over(value: Repeated, text: Callable[[float], str]) -> str:
