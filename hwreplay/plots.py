@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,8 @@ LOOK: Mapping[JobDirection | None, tuple[str, str, str]] = {
 """Name, colour and marker; None = forward passes."""
 
 MOST_POINTS = 3000
+FEW = 100
+"""Up to so many points are drawn large."""
 WINDOW_PASSES = 12
 """A timeline shows so many forward passes."""
 
@@ -68,7 +71,7 @@ def timelines(compared: Comparison) -> Figure:
     below.set_title("Measured", fontsize=11)
     widest = max(_bars(axes, line, steps, kinds) for axes, line in ((above, compared.predicted), (below, replay)))
     below.set_xlim(0, widest)
-    below.set_xlabel(f"Time since step {steps[0]:,} (ms)")
+    below.set_xlabel(f"Time since the start of step {steps[0]:,} (ms)")
     return drawn
 
 
@@ -143,8 +146,8 @@ def window(line: Timeline) -> int | None:
 
     def busy(index: int) -> float:
         end = passes[min(index + WINDOW_PASSES, len(passes)) - 1].end_ns
-        # of the window's time, so that one that waits for long is not preferred
-        return sum(part.share(passes[index].start_ns, end) for part in copying)
+        # parts of the window's time, so that long waits are not preferred; roots, so that both directions are
+        return sum(math.sqrt(part.share(passes[index].start_ns, end)) for part in copying)
 
     most = max(range(max(1, len(passes) - WINDOW_PASSES + 1)), key=busy)
     return passes[most].step
@@ -174,7 +177,16 @@ def _cloud(axes: Axes, title: str, pairs: Sequence[Pair]) -> None:
     for kind, (name, color, marker) in LOOK.items():
         chosen = [index for index, pair in enumerate(pairs) if pair.direction == kind][::stride]
         if chosen:
-            axes.scatter(x[chosen], y[chosen], s=16, color=color, marker=marker, alpha=0.6, linewidths=0, label=name)
+            axes.scatter(
+                x[chosen],
+                y[chosen],
+                s=16 if len(pairs) > FEW else 40,
+                color=color,
+                marker=marker,
+                alpha=0.6,
+                linewidths=0,
+                label=name,
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
@@ -215,12 +227,13 @@ def _bars(axes: Axes, line: Timeline, steps: Sequence[int], kinds: Sequence[JobD
 def _by_descriptor(axes: Axes, compared: Comparison) -> None:
     axes.set_title("Size of a descriptor", fontsize=11)
     sizes = sorted({rate.descriptor_bytes for rate in compared.rates if rate.direction in ("load", "store")})
-    for direction in ("load", "store"):
+    asides: tuple[tuple[JobDirection, float], ...] = (("load", 0.94), ("store", 1.06))
+    for direction, aside in asides:  # so that bars do not hide each other
         name, color, marker = LOOK[direction]
         rates = [rate for rate in compared.rates if rate.direction == direction]
         if not rates:
             continue
-        x = [rate.descriptor_bytes for rate in rates]
+        x = [rate.descriptor_bytes * aside for rate in rates]
         middle = np.array([rate.measured.median for rate in rates])
         reach = [
             middle - [rate.measured.low for rate in rates],

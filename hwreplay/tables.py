@@ -45,7 +45,8 @@ def error_cells(compared: Comparison) -> Cells:
             f"{row.n:,}",
             moved(row.bytes) if row.bytes else "",
             _ranged(row.bias, "{:+.1f}".format, 100),
-            *(_ranged(value, "{:.1f}".format, 100) for value in (row.median, row.mean, row.p90, row.p99)),
+            *(_ranged(value, "{:.1f}".format, 100) for value in (row.median, row.mean)),
+            *(f"{100 * value.median:.1f}" for value in (row.p90, row.p99)),  # their ranges are in the JSON
             _ranged(row.mae_ns, time_text),
         ]
         for row in compared.rows
@@ -137,12 +138,12 @@ def check_cells(checks: Sequence[Check]) -> Cells:
 
 def _ranged(value: Repeated, text: Callable[[float], str], times: int = 1) -> str:
     middle, _, reach = over(value, lambda number: text(times * number)).partition(" (")
-    return f"{middle}\n{reach.removesuffix(')').replace(' to ', '-')}" if reach else middle
+    return f"{middle}\n{reach.removesuffix(')')}" if reach else middle
 
 
 def _cell(text: str, *, with_range: bool) -> str:
     middle, _, reach = text.partition("\n")
-    return f"{middle} ({reach})" if reach and with_range else middle
+    return f"{middle} ({reach.replace(' to ', '-')})" if reach and with_range else middle
 
 
 def over(value: Repeated, text: Callable[[float], str]) -> str:

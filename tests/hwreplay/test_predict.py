@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import known_schedule as known
+from worlds import random_config, random_trace
 
 from hwreplay.predict import predict
 from hwreplay.timeline import Timeline, simulated
+from kvsim.build import Simulation
 from kvsim.checked import check
 from kvsim.errors import UserError
 from kvsim.profile import LinkProfile, Pieces, load_link
+from kvsim.resolve import resolve
 from kvsim.results.schedule import Schedule
+from kvsim.schedule_export import ScheduleExport
+from kvsim.schedule_plan import schedule_of
 from kvsim.yamlfile import Document
 
 
@@ -105,6 +111,22 @@ def test_a_lifelike_schedule_gives_its_own_times() -> None:
     again, read = predict(schedule, profile, "dma_batch"), simulated(schedule)
     assert again.jobs == read.jobs
     assert again.passes == read.passes
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7, 13, 29, 43, 53, 64, 69, 80, 94, 115])
+def test_what_kvsim_simulates(seed: int) -> None:
+    """A run's schedule, played on the run's link profile, gives its own times of each copy and each pass."""
+    rng = random.Random(seed)
+    trace, config = random_trace(rng), random_config(rng)
+    plan = resolve(config, trace, exports_schedule=True)
+    steps = Simulation(plan).run().schedule
+    assert steps
+    schedule = schedule_of(plan, steps, "digest", ScheduleExport(Path("unused")))
+    assert schedule.num_jobs
+    played, run = predict(schedule, plan.link, "dma_batch"), simulated(schedule)
+    assert played.makespan_ns == run.makespan_ns
+    assert played.jobs == run.jobs
+    assert played.passes == run.passes
 
 
 def test_refused() -> None:
