@@ -100,6 +100,9 @@ class Machine(Protocol):
         measurement does not count.
         """
 
+    def registration(self, size: int) -> tuple[int, int]:
+        """Time to map and populate a host region of so many bytes, and time to register it; it is given back."""
+
     def now_ns(self) -> int:
         """The machine's clock."""
 

@@ -99,4 +99,4 @@ def fill_tensor(view: Any, blocks: Any, contents: Sequence[int], salt: int = 0) 
         host = host.pin_memory()  # else the copy would wait for the stream
     first = host.to(view.device, non_blocking=True)
     steps = torch.arange(words, dtype=torch.int64, device=view.device) * (RAMP - 2**64)
-    view[:, blocks] = first[:, :, None] + steps
+    view.index_copy_(1, blocks, first[:, :, None] + steps)

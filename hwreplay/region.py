@@ -19,11 +19,12 @@ import numpy as np
 
 from hwreplay.layout import Bytes
 from kvsim.errors import UserError
-from kvsim.units import format_size
+from kvsim.units import format_size, parse_size
 
 SHARED = Path("/dev/shm")  # noqa: S108 - the place of shared memory, not of temporary files
 CHUNK_BYTES = 64 * 2**30
 PAGE = mmap.PAGESIZE
+MEMORY_VARIABLE = "HWREPLAY_HOST_MEMORY"
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; Python does not name it
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.ENOENT, errno.EACCES, errno.EROFS, errno.EPERM)
 
@@ -148,7 +149,15 @@ def _populate(mapped: mmap.mmap) -> None:
 
 
 def _available() -> int | None:
-    """Bytes that can be had without swapping; None if the kernel does not say."""
+    """Bytes that can be had without swapping; None if the kernel does not say.
+
+    Some virtual machines get their memory only as they use it and show less before: `MEMORY_VARIABLE` says how much.
+    """
+    if os.environ.get(MEMORY_VARIABLE):
+        try:
+            return parse_size(os.environ[MEMORY_VARIABLE])
+        except ValueError as error:
+            raise UserError(f"{MEMORY_VARIABLE}: {error}") from None
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -4,8 +4,9 @@ Step by step: jobs that need not wait for this forward pass are submitted, then 
 behind it; when it is done, finished jobs are looked for (as vLLM's get_finished does, nothing is told to the engine).
 Copies of a direction run on one stream in order and loads and stores independently of each other. A step does not begin
 before the passes are over that were over in the simulation, nor before `not_before_ns`; how long everything takes is up
-to the machine. What a job has to wait for, it waits for on its stream; only what no stream can wait for (files, and
-jobs not submitted yet) holds it back on the engine's thread, and then all later jobs of its direction with it.
+to the machine. A load, and a job of files, is not submitted before the jobs are done that it waits for, as in vLLM,
+whose engine knows when a block has arrived: batched loads may read their sources before their stream comes to them. A
+store waits for copies on its stream. What cannot be submitted yet keeps back all later jobs of its direction.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Replay:
         first = self._jobs.get(number)
         if first is None:
             return False
-        return (job.direction in _STREAMS and first.job.direction in _STREAMS) or first.end.done()
+        return (job.direction == "store" and first.job.direction in _STREAMS) or first.end.done()
 
     def _copy(self, job: Job, behind: Event | None) -> None:
         stream, pools = self._streams[job.direction], self._pools

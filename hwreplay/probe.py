@@ -1,0 +1,387 @@
+"""Measures a machine's copies within a time budget: the grid, both directions at once, beside computing, files.
+
+Coarse cells come first, so that a probe that runs out of time has measured less finely, not less widely; what was left
+out is in the notes. The order within each round is random, so that nothing that drifts looks like an effect of size.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from hwreplay.backends import all_backends, backend
+from hwreplay.backends.base import Backend, Direction
+from hwreplay.bench import Bench, Shape, Sides, Times, batch_of
+from hwreplay.file_tier import FileTier, Io
+from hwreplay.host_machine import HostMemory
+from hwreplay.layout import PagedMemory
+from hwreplay.machine import Compute, Machine
+from hwreplay.region import Region
+from hwreplay.result import (
+    CopyCell,
+    DuplexCell,
+    FileCell,
+    OverlapCell,
+    ProbeResult,
+    RegistrationCell,
+    Spread,
+    spread,
+)
+from hwreplay.run import OpenMachine, machine_for
+from kvsim.errors import UserError
+
+KIB, MIB = 2**10, 2**20
+DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
+KINDS: tuple[Compute, ...] = ("gemm", "memory")
+IO: tuple[Io, ...] = ("write", "read")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured; sizes in bytes, coarse ones are measured first."""
+
+    coarse_sizes: Sequence[int]
+    sizes: Sequence[int]
+    counts: Sequence[int]
+    duplex_sizes: Sequence[int]
+    overlap_size: int
+    region_bytes: int
+    registrations: Sequence[int]
+    file_sizes: Sequence[int]
+    file_threads: Sequence[int]
+    file_total: int
+
+
+PLANS: dict[str, Plan] = {
+    "quick": Plan(
+        coarse_sizes=[size * KIB for size in (4, 64, 2048)],
+        sizes=[size * KIB for size in (4, 16, 24, 28, 64, 256, 2048)],
+        counts=(1, 16, 256, 4096),
+        duplex_sizes=(64 * KIB, 2 * MIB),
+        overlap_size=64 * KIB,
+        region_bytes=512 * MIB,
+        registrations=(64 * MIB, 256 * MIB),
+        file_sizes=(2 * MIB,),
+        file_threads=(1, 16),
+        file_total=64 * MIB,
+    ),
+    "full": Plan(
+        coarse_sizes=[size * KIB for size in (1, 4, 16, 28, 64, 256, 2048)],
+        sizes=[size * KIB for size in (1, 2, 4, 8, 16, 20, 24, 28, 32, 64, 128, 256, 512, 1024, 2048, 4096)],
+        counts=(1, 4, 16, 64, 256, 1024, 4096, 16384),
+        duplex_sizes=[size * KIB for size in (4, 16, 64, 256, 2048)],
+        overlap_size=64 * KIB,
+        region_bytes=1024 * MIB,
+        registrations=(64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB),
+        file_sizes=(256 * KIB, 2 * MIB, 8 * MIB),
+        file_threads=(1, 4, 16),
+        file_total=256 * MIB,
+    ),
+}
+"""By mode."""
+
+_PARTS = {"registration": 0.08, "files": 0.12, "duplex": 0.14, "overlap": 0.16, "copies": 0.5}
+"""Of the time; what a section leaves over goes to the next."""
+
+_SECTION_BYTES = 64 * MIB  # of one batch of the duplex and overlap sections
+_REPEATS = (3, 40)  # of a cell, at least and at most
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """What the user may choose. ``files``: folder in which the file tier is tried; None = it is not."""
+
+    mode: Literal["quick", "full"] = "quick"
+    seconds: float = 60
+    files: Path | None = None
+    plan: Plan | None = None  # another than the mode's
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Backends of one machine, and why others were not taken."""
+
+    backends: Sequence[Backend]
+    notes: tuple[str, ...] = ()
+
+
+def chosen_backends(keys: Sequence[str] | None) -> Chosen:
+    """The backends that can be probed together: those of the GPU if there is one, else the host's.
+
+    Raises:
+        UserError: one that was asked for is not there, or they belong to different machines.
+    """
+    if keys:
+        asked = [backend(key) for key in dict.fromkeys(keys)]
+        for each in asked:
+            if (why := each.available()) is not None:
+                raise UserError(f"--backend {each.key}: cannot be had here: {why}")
+        if len({each.machine for each in asked}) > 1:
+            raise UserError(f"--backend: {', '.join(keys)} run on different machines, expected one probe for each")
+        return Chosen(asked)
+    found = [(each, each.available()) for each in all_backends()]
+    here = [each for each, why in found if why is None]
+    kind = "cuda" if any(each.machine == "cuda" for each in here) else "host"
+    notes = tuple(f"{each.key} was not measured: {why}" for each, why in found if why is not None)
+    return Chosen([each for each in here if each.machine == kind], notes)
+
+
+def probe(chosen: Chosen, options: ProbeOptions, open_machine: OpenMachine | None = None) -> ProbeResult:
+    """Measure within the time that the options give."""
+    started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    with closing((open_machine or machine_for)(chosen.backends[0])) as machine:
+        made = _Probe(machine, chosen, options)
+        made.run()
+        return ProbeResult(
+            device=machine.info,
+            started=started,
+            mode=options.mode,
+            copies=tuple(made.copies),
+            duplex=tuple(made.duplex),
+            overlap=tuple(made.overlap),
+            registration=tuple(made.registration),
+            files=tuple(made.files),
+            notes=(*chosen.notes, *machine.notes, *made.notes),
+        )
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When a section has to end."""
+
+    end_s: float
+
+    @property
+    def left_s(self) -> float:
+        return self.end_s - time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    backend: Backend
+    bench: Bench
+    direction: Direction
+    shape: Shape
+    scattered: bool = True
+    pinned: bool = True
+
+
+class _Probe:
+    def __init__(self, machine: Machine, chosen: Chosen, options: ProbeOptions) -> None:
+        self._machine = machine
+        self._options = options
+        self._plan = options.plan or PLANS[options.mode]
+        self._end_s = time.monotonic() + 0.97 * options.seconds  # ending takes a moment too
+        self._rng = np.random.default_rng(0)
+        self._benches = [(each, Bench(machine, each.open(machine))) for each in chosen.backends]
+        size = self._plan.region_bytes
+        self._sides = Sides(machine.device_memory(size), machine.host_memory(size, 4 * MIB))
+        self.copies: list[CopyCell] = []
+        self.duplex: list[DuplexCell] = []
+        self.overlap: list[OverlapCell] = []
+        self.registration: list[RegistrationCell] = []
+        self.files: list[FileCell] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        paged = PagedMemory(self._plan.region_bytes // (2 * MIB), 1, 2 * MIB, 2 * MIB, 2 * MIB)
+        for kind in KINDS:
+            self._machine.calibrate(kind, self._sides.device, paged)
+        self._registrations(self._section("registration"))
+        self._file_cells(self._section("files"))
+        self._duplex_cells(self._section("duplex"))
+        self._overlap_cells(self._section("overlap"))
+        self._copy_cells(self._section("copies"))
+        for each, bench in self._benches:
+            if bench.ungated:
+                self.notes.append(f"{each.key}: {bench.ungated} times include submitting: no gate could hold so much")
+
+    def _section(self, name: str) -> _Clock:
+        """Its part of the time that is left for it and those after it."""
+        names = list(_PARTS)
+        share = _PARTS[name] / sum(_PARTS[each] for each in names[names.index(name) :])
+        now_s = time.monotonic()
+        return _Clock(now_s + share * max(0.0, self._end_s - now_s))
+
+    # -- the grid
+    def _copy_cells(self, clock: _Clock) -> None:
+        """Round by round; the last round's cells are those that are missing when time runs out."""
+        rounds = list(self._rounds())
+        total, done = sum(map(len, rounds)), 0
+        for cells in rounds:
+            for place in self._rng.permutation(len(cells)):
+                if clock.left_s <= 0:
+                    continue
+                cell = cells[place]
+                done += 1
+                measured = self._measured(cell, clock.left_s / (total - done + 1))
+                self.copies.append(self._copy_cell(cell, measured))
+        self.copies.sort(key=lambda cell: (cell.backend, cell.direction, not cell.pinned, not cell.scattered))
+        if done < total:
+            self.notes.append(f"{total - done} of {total} cells of the grid were left out for lack of time")
+
+    def _rounds(self) -> Iterator[list[_Cell]]:
+        plan = self._plan
+        coarse = list(product(plan.coarse_sizes, plan.counts[::2]))
+        fine = [pair for pair in product(plan.sizes, plan.counts) if pair not in coarse]
+        yield list(self._cells(coarse))
+        yield [
+            *self._cells(fine),
+            *self._cells(coarse, scattered=False),
+            *self._cells(coarse, pinned=False),
+        ]
+
+    def _cells(
+        self, shapes: Iterable[tuple[int, int]], *, scattered: bool = True, pinned: bool = True
+    ) -> Iterator[_Cell]:
+        for size, count in shapes:
+            if size * count > self._plan.region_bytes // 2:
+                continue
+            for each, bench in self._benches:
+                if pinned or (each.machine == "cuda" and each.way == "dma_loop"):
+                    for direction in DIRECTIONS:
+                        yield _Cell(each, bench, direction, Shape(size, count), scattered, pinned)
+
+    def _measured(self, cell: _Cell, seconds: float) -> list[Times]:
+        """Warm up, then repeat for about so long, but at least as often as `_REPEATS` says."""
+        sides = self._sides if cell.pinned else self._pageable()
+        least, most = _REPEATS
+        end_s = time.monotonic() + seconds
+        times: list[Times] = []
+        for number in range(most + 1):
+            if len(times) >= least and time.monotonic() > end_s:
+                break
+            batches = [
+                batch_of(sides, cell.direction, cell.shape, self._rng, scattered=cell.scattered) for _ in range(2)
+            ]
+            found = cell.bench.times(cell.direction, batches[0], batches[1], gated=cell.pinned)
+            if number:  # the first one warms up
+                times.append(found)
+        return times
+
+    def _pageable(self) -> Sides:
+        if self._pageable_sides is None:
+            host = self._machine.host_memory(self._plan.region_bytes, 4 * MIB, pinned=False)
+            self._pageable_sides = Sides(self._sides.device, host)
+        return self._pageable_sides
+
+    _pageable_sides: Sides | None = None
+
+    @staticmethod
+    def _copy_cell(cell: _Cell, times: list[Times]) -> CopyCell:
+        return CopyCell(
+            backend=cell.backend.key,
+            way=cell.backend.way if cell.pinned else "pageable",
+            direction=cell.direction,
+            pinned=cell.pinned,
+            scattered=cell.scattered,
+            descriptor_bytes=cell.shape.descriptor_bytes,
+            count=cell.shape.number,
+            link_ns=spread(each.link for each in times),
+            job_ns=spread(each.job for each in times),
+            submit_ns=spread(each.submit for each in times),
+        )
+
+    # -- both directions, and computing beside
+    def _shape(self, size: int) -> Shape:
+        return Shape(size, max(1, min(_SECTION_BYTES, self._plan.region_bytes // 2) // size))
+
+    def _duplex_cells(self, clock: _Clock) -> None:
+        cells = list(product(self._plan.duplex_sizes, self._benches))
+        for place, (size, (each, bench)) in enumerate(cells):
+            shape, share = self._shape(size), clock.left_s / (len(cells) - place)
+            found = self._repeated(share, partial(self._duplex_once, bench, shape))
+            if found is None:
+                self.notes.append(f"{each.key}: both directions were left out for lack of time")
+                continue
+            self.duplex.append(DuplexCell(each.key, each.way, *shape, *found))
+
+    def _duplex_once(self, bench: Bench, shape: Shape) -> list[int]:
+        """Each direction alone, then with the other one busy from before its start until after its end."""
+        batch = {each: batch_of(self._sides, each, shape, self._rng, scattered=True) for each in DIRECTIONS}
+        h2d, d2h = bench.link("h2d", batch["h2d"]), bench.link("d2h", batch["d2h"])
+        both = []
+        for direction, other in zip(DIRECTIONS, reversed(DIRECTIONS), strict=True):
+            alone, against = (h2d, d2h) if direction == "h2d" else (d2h, h2d)
+            number = 1 + -(-2 * alone // against)  # slowed down to half or less, it still meets the last of so many
+            both.append(bench.beside(direction, batch[direction], [batch[other]] * number))
+        return [h2d, d2h, *both]
+
+    def _overlap_cells(self, clock: _Clock) -> None:
+        cells = list(product(self._benches, DIRECTIONS, KINDS))
+        shape = self._shape(self._plan.overlap_size)
+        for place, ((each, bench), direction, kind) in enumerate(cells):
+            found = self._repeated(
+                clock.left_s / (len(cells) - place),
+                partial(self._overlap_once, bench, direction, kind, shape),
+            )
+            if found is None:
+                self.notes.append(f"{each.key}: {direction} beside {kind} work was left out for lack of time")
+                continue
+            self.overlap.append(OverlapCell(each.key, each.way, direction, kind, *found))
+
+    def _overlap_once(self, bench: Bench, direction: Direction, kind: Compute, shape: Shape) -> list[int]:
+        """Work as long as a batch: alone, with batches until after its end, and a batch with work until after its."""
+        batch = batch_of(self._sides, direction, shape, self._rng, scattered=True)
+        copy_alone = bench.link(direction, batch)
+        compute_alone = bench.compute(copy_alone, kind)
+        compute_both = bench.overlapped(copy_alone, kind, direction, [batch] * 4)
+        copy_both = bench.overlapped(4 * copy_alone, kind, direction, [batch])
+        return [compute_alone, compute_both[0], copy_alone, copy_both[1]]
+
+    @staticmethod
+    def _repeated(seconds: float, once: Callable[[], list[int]]) -> list[Spread] | None:
+        """Spreads of the times that `once` returns; the first call warms up. None if there was no time."""
+        end_s = time.monotonic() + seconds
+        found: list[list[int]] = []
+        for number in range(_REPEATS[1] + 1):
+            if seconds <= 0 or (len(found) >= _REPEATS[0] and time.monotonic() > end_s):
+                break
+            times = once()
+            if number:
+                found.append(times)
+        return [spread(column) for column in zip(*found, strict=True)] if found else None
+
+    # -- memory and files
+    def _registrations(self, clock: _Clock) -> None:
+        for size in self._plan.registrations:
+            if clock.left_s <= 0:
+                self.notes.append(f"registration of {size // MIB} MiB was left out for lack of time")
+                continue
+            self.registration.append(RegistrationCell(size, *self._machine.registration(size)))
+
+    def _file_cells(self, clock: _Clock) -> None:
+        if self._options.files is None:
+            return
+        self._options.files.mkdir(parents=True, exist_ok=True)
+        for size, threads in product(self._plan.file_sizes, self._plan.file_threads):
+            if clock.left_s <= 0:
+                self.notes.append(f"files of {size // KIB} KiB by {threads} threads were left out for lack of time")
+                continue
+            with tempfile.TemporaryDirectory(prefix=".hwreplay-probe-", dir=self._options.files) as folder:
+                self.files += self._file_cell(Path(folder), size, threads)
+
+    def _file_cell(self, folder: Path, size: int, threads: int) -> list[FileCell]:
+        blocks = max(1, self._plan.file_total // size)
+        memory = HostMemory(Region(blocks * size))
+        memory.region.array[:] = self._rng.integers(256, size=memory.bytes, dtype=np.uint8)  # no drive can pack it
+        found = []
+        with closing(memory), closing(FileTier(folder, PagedMemory(blocks, 1, size, size, size), threads, 0)) as tier:
+            for direction in IO:
+                start, end = tier.submit(direction, memory, range(blocks), range(blocks))
+                end.wait()
+                rate = blocks * size * 10**9 // max(1, end.ns() - start.ns())
+                found.append(FileCell(direction, size, threads, rate))
+            if tier.note and tier.note not in self.notes:
+                self.notes.append(tier.note)
+        return found
