@@ -16,14 +16,13 @@ from hwreplay.cells import DIRECTIONS, Cell, Direction
 from hwreplay.errors import Errors
 from hwreplay.evidence import Evidence, read_evidence
 from hwreplay.grid import LeftOut, Rates, left_out, rates_of
-from hwreplay.holdout import Check, cross_checked, duplex_from_jobs, slowdown_from_steps
+from hwreplay.holdout import Check, cross_checked, duplex_from_jobs
 from hwreplay.result import Way
 from hwreplay.sections import (
     PROGRAMS,
     fastest,
     kernel,
     per_call,
-    share_of_both,
     submit_from_jobs,
     submit_from_modes,
 )
@@ -34,10 +33,10 @@ from hwreplay.sources import (
     known,
     listed,
     percents,
-    probes_source,
     runs_source,
     source_of,
 )
+from hwreplay.together import beside_compute, shares, slowdown
 from kvsim.checked import check
 from kvsim.errors import UserError
 from kvsim.profile import LinkProfile, dump_link
@@ -143,8 +142,9 @@ def _draft(evidence: Evidence, name: str) -> _Draft:
     _loop(draft, evidence, peaks)
     _pageable(draft, evidence)
     _duplex(draft, evidence, peaks)
-    draft.document["compute_slowdown"] = _slowdown(evidence, "dma_batch", 1.0)
+    draft.document["compute_slowdown"] = slowdown(evidence, "dma_batch", 1.0)
     _kernel(draft, evidence)
+    draft.notes += beside_compute(evidence)
     return draft
 
 
@@ -213,8 +213,8 @@ def _kernel(draft: _Draft, evidence: Evidence) -> None:
         return
     found = kernel(cells)
     source = f"{fitted_text(cells, found.error)}; {source_of(evidence, cells)}"
-    shares, why = _shares(evidence, "kernel", found.peaks)
-    total = _rounded(sum(share * found.peaks[direction] for share, direction in zip(shares, DIRECTIONS, strict=True)))
+    parts, why = shares(evidence, "kernel", found.peaks)
+    total = _rounded(sum(part * found.peaks[direction] for part, direction in zip(parts, DIRECTIONS, strict=True)))
     draft.document["kernel"] = {
         "launch": known(format_time(found.launch_ns), source),
         "h2d_peak": known(format_rate(found.peaks["h2d"]), f"fastest cell; {source}"),
@@ -223,7 +223,7 @@ def _kernel(draft: _Draft, evidence: Evidence) -> None:
         "in_flight": known(format_size(found.in_flight_bytes), f"together with round_trip; {source}"),
         "round_trip": known(format_time(found.round_trip_ns), source),
         "total": known(format_rate(total), why) if why else None,
-        "compute_slowdown": _slowdown(evidence, "kernel", 1.1),
+        "compute_slowdown": slowdown(evidence, "kernel", 1.1),
     }
     if not why:
         draft.notes.append("kernel.total: not measured, so null: both directions at full speed")
@@ -231,14 +231,14 @@ def _kernel(draft: _Draft, evidence: Evidence) -> None:
 
 def _duplex(draft: _Draft, evidence: Evidence, peaks: dict[Direction, int]) -> None:
     """What is left of each direction's peak: kvsim takes the part, so the parts are applied to the fitted peaks."""
-    shares, why = _shares(evidence, "dma_batch", peaks)
+    parts, why = shares(evidence, "dma_batch", peaks)
     if not why:
         fitted = _checked(draft)
         from_jobs = duplex_from_jobs([run.result for run in evidence.runs_of("dma_batch")], fitted)
         if from_jobs is not None:
-            shares, why = from_jobs.shares, f"{from_jobs.jobs} jobs that ran beside the other direction; "
-            why += f"each keeps {percents(shares)} of its speed (h2d, d2h); {runs_source(evidence)}"
-    rates = [share * peaks[direction] for share, direction in zip(shares, DIRECTIONS, strict=True)]
+            parts, why = from_jobs.shares, f"{from_jobs.jobs} jobs that ran beside the other direction; "
+            why += f"each keeps {percents(parts)} of its speed (h2d, d2h); {runs_source(evidence)}"
+    rates = [share * peaks[direction] for share, direction in zip(parts, DIRECTIONS, strict=True)]
     total = format_rate(_rounded(sum(rates)))
     part = round(rates[0] / sum(rates), 4)
     unmeasured = "never measured with both directions busy: taken not to touch each other"
@@ -246,64 +246,6 @@ def _duplex(draft: _Draft, evidence: Evidence, peaks: dict[Direction, int]) -> N
         "total": known(total, why) if why else assumed(total, unmeasured),
         "h2d_part": known(part, "as total") if why else assumed(part, "as total"),
     }
-
-
-def _shares(evidence: Evidence, way: Way, peaks: dict[Direction, int]) -> tuple[tuple[float, float], str]:
-    """Speed of each direction while both are busy, and its source; (1, 1) and "" if no probe measured it.
-
-    Batches that are far from the peak alone are bound by their descriptors, not by the link: they are used only if
-    there are no others.
-    """
-    backend = evidence.backends.get(way)
-    cells = [cell for probe in evidence.probes for cell in probe.result.duplex if cell.way == way]
-    cells = [cell for cell in cells if cell.backend == backend]
-    if not cells:
-        return (1.0, 1.0), ""
-
-    def bound_by_link(index: int) -> bool:
-        cell = cells[index]
-        moved = cell.descriptor_bytes * cell.count * 10**9
-        alone = cell.h2d_alone_ns.median, cell.d2h_alone_ns.median
-        return all(2 * moved / ns >= peaks[direction] for ns, direction in zip(alone, DIRECTIONS, strict=True))
-
-    used = [cell for index, cell in enumerate(cells) if bound_by_link(index)] or cells
-    pairs = [
-        share_of_both(
-            (cell.h2d_alone_ns.median, cell.d2h_alone_ns.median), (cell.h2d_both_ns.median, cell.d2h_both_ns.median)
-        )
-        for cell in used
-    ]
-    shares = statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
-    samples = sum(cell.h2d_both_ns.n for cell in used)
-    low, high = (pick(min(pair) for pair in pairs) for pick in (min, max))
-    why = (
-        f"each keeps {percents(shares)} of its speed (h2d, d2h): median of {len(used)} cells, {samples} samples, the "
-        f"slower direction {percents((low, high))} at the extremes, applied to the peaks; backend {backend}, "
-        f"{probes_source(evidence)}"
-    )
-    return shares, why
-
-
-def _slowdown(evidence: Evidence, way: Way, unless_measured: float) -> dict[str, Any]:
-    """Figure of the factor on compute: from a probe's overlap, else from the steps of replays, else assumed."""
-    backend = evidence.backends.get(way)
-    ratios = [
-        cell.compute_both_ns.median / cell.compute_alone_ns.median
-        for probe in evidence.probes
-        for cell in probe.result.overlap
-        if cell.way == way and cell.backend == backend
-    ]
-    if ratios:
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        why = f"median of {len(ratios)} cells of compute beside copies, {spread}; backend {backend}, "
-        return known(max(1.0, round(statistics.median(ratios), 4)), why + probes_source(evidence))
-    steps = slowdown_from_steps([run.result for run in evidence.runs_of(way)])
-    if steps is not None:
-        why = (
-            f"median of {steps.beside} forward passes beside copies against {steps.apart} without; backend {backend}, "
-        )
-        return known(round(steps.factor, 4), why + runs_source(evidence))
-    return assumed(unless_measured, "copies were not timed beside compute: hwreplay probe measures it as overlap")
 
 
 def _both(evidence: Evidence, way: Way) -> list[Cell]:

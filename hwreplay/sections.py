@@ -15,6 +15,7 @@ from hwreplay.cells import DIRECTIONS, Cell, Direction
 
 NS = 10**9
 MOST_ERROR = math.log(4)
+MOST_SLOWDOWN = 100.0
 PROGRAMS = 12
 """Thread blocks of vLLM's kernel (0.33.0, v1/kv_offload/cpu/swap_blocks_triton.py, NUM_SMS); ours has as many."""
 IN_FLIGHT_BYTES = tuple(2**power for power in range(9, 18))
@@ -138,18 +139,9 @@ def kernel(cells: Sequence[Cell]) -> Kernel:
     return Kernel(launch, round_trip, in_flight, peaks, least)
 
 
-def share_of_both(alone_ns: tuple[int, int], both_ns: tuple[int, int]) -> tuple[float, float]:
-    """Speed of each direction while both are busy, as a part of its speed alone, if both began at once.
-
-    The one that ends first was slowed all the time; the other ran the rest of its time alone.
-
-    Args:
-        alone_ns: time of each direction alone.
-        both_ns: of each while the other ran.
-    """
-    until = min(both_ns)
-    first, second = ((alone - (both - until)) / until for alone, both in zip(alone_ns, both_ns, strict=True))
-    return min(1.0, max(0.01, first)), min(1.0, max(0.01, second))
+def share_of_both(alone_ns: int, both_ns: int) -> float:
+    """Speed of a direction while the other is busy from before it starts until after it ends: part of that alone."""
+    return min(1.0, max(0.01, alone_ns / both_ns))
 
 
 def slowdown_of(ratio: float, covered: float) -> float:
@@ -160,7 +152,7 @@ def slowdown_of(ratio: float, covered: float) -> float:
         covered: part of the disturbed time during which copies ran, above 0.
     """
     undisturbed = 1 / ratio - (1 - covered)  # work done while copies ran, in parts of the whole time
-    return max(1.0, covered / undisturbed) if undisturbed > 0 else math.inf
+    return min(MOST_SLOWDOWN, max(1.0, covered / undisturbed)) if undisturbed > 0 else MOST_SLOWDOWN
 
 
 def _error(cells: Sequence[Cell], predicted: Callable[[Cell], float]) -> float:

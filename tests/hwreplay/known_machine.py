@@ -97,13 +97,11 @@ def copies(
 
 
 def duplex(profile: LinkProfile, way: Way = "dma_batch", backend: str = "memcpy_batch") -> tuple[DuplexCell, ...]:
-    """Both directions at once, begun together: 64 MiB each, so the rest of the slower one runs alone."""
+    """Each direction while the other is busy all the time: 64 MiB."""
     size, count = 2048 * KIB, 32
     alone = [profile.batch_ns(way, direction, (Pieces(size, count),)) for direction in ("h2d", "d2h")]
     speeds = [profile.shared_ppm(way, direction) / PPM for direction in ("h2d", "d2h")]
-    ends = [ns / speed for ns, speed in zip(alone, speeds, strict=True)]
-    until = min(ends)
-    both = [until + max(0.0, ns - until * speed) for ns, speed in zip(alone, speeds, strict=True)]
+    both = [ns / speed for ns, speed in zip(alone, speeds, strict=True)]
     return (DuplexCell(backend, way, size, count, *(spread_of(round(ns)) for ns in (*alone, *both))),)
 
 

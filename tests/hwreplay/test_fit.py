@@ -65,6 +65,7 @@ def test_literal_profile(tmp_path: Path) -> None:
     assert profile.duplex.h2d_part is not None
     assert profile.duplex.h2d_part.value == pytest.approx(0.5714)
     assert profile.compute_slowdown.value == 1.25
+    assert any(note.startswith("copies beside compute take 1.00 times as long") for note in profile.notes)
     assert profile.dma_loop is None
     assert profile.kernel is None
     assert profile.pageable is None
