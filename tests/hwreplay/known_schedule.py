@@ -107,7 +107,7 @@ def save_replays(folder: Path, path: Path, results: Sequence[RunResult]) -> list
     return paths
 
 
-def agent(profile: LinkProfile, steps: int = 300, seed: int = 3) -> Schedule:
+def lifelike(profile: LinkProfile, steps: int = 300, seed: int = 3) -> Schedule:
     """A lifelike schedule of Llama-3.1-8B: stores of some blocks behind each pass, now and then a long load."""
     rng = random.Random(seed)
     made: list[Step] = []

@@ -192,7 +192,7 @@ def test_commands(tmp_path: Path) -> None:
     """The commands write profile, JSON, plots and a page that needs no network; a host is named in every title."""
     app = typer.Typer()
     register(app)
-    schedule = known.agent(H100, 60)
+    schedule = known.lifelike(H100, 60)
     path = known.save(tmp_path, schedule)
     times = simulated(schedule)
     results = [

@@ -107,7 +107,7 @@ def test_the_descriptors_of_a_replay() -> None:
 def test_a_lifelike_schedule_gives_its_own_times() -> None:
     """What a profile predicts, written into the schedule as simulated, is read back as the same timeline."""
     profile = load_link("pcie5-h100")
-    schedule = known.agent(profile, 80)
+    schedule = known.lifelike(profile, 80)
     again, read = predict(schedule, profile, "dma_batch"), simulated(schedule)
     assert again.jobs == read.jobs
     assert again.passes == read.passes
