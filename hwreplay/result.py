@@ -172,7 +172,7 @@ class CopyCell:
 
 @dataclass(frozen=True, slots=True)
 class DuplexCell:
-    """A batch of each direction, alone and both at once. Both last about as long, alone."""
+    """A batch of each direction, alone and while the other direction is busy all the time."""
 
     backend: str
     way: Way
