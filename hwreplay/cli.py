@@ -170,7 +170,8 @@ def _show_run(path: Path, result: RunResult) -> None:
     verified = result.integrity
     console.print(
         f"makespan {result.makespan_ns / 10**9:.3f} s, {verified.verified_blocks:,} blocks"
-        f" ({size_text(verified.verified_bytes)}) verified"
+        f" ({size_text(verified.verified_bytes)}) and {verified.witnessed_words:,} words of all copies verified",
+        highlight=False,
     )
     console.print(Text(f"result {path}"), soft_wrap=True)
 
@@ -190,7 +191,7 @@ def _wrong_text(path: Path, result: RunResult) -> str:
     assert wrong is not None
     who = "a forward pass" if wrong.job is None else f"job {wrong.job}"
     return (
-        f"{path}: {wrong.side} {'' if wrong.side == 'file' else 'block '}{wrong.block}, last written by {who}, is wrong"
+        f"{path}: {wrong.side} {'' if wrong.side == 'file' else 'block '}{wrong.block}, written by {who}, is wrong"
         f" at byte {wrong.offset}: expected 0x{wrong.expected:02x} of content {wrong.content},"
         f" found 0x{wrong.found:02x}"
     )

@@ -24,6 +24,7 @@ from hwreplay.host_machine import HostMemory
 from hwreplay.layout import PagedMemory
 from hwreplay.machine import Compute, Event, Machine, Memory, Stream
 from hwreplay.result import JobResult, StepResult
+from hwreplay.witness import Witnesses
 from kvsim.results.schedule import Direction, Job, Schedule, Step, in_order
 
 _NAP_S = 0.001  # between two looks at running jobs while the engine has nothing to do
@@ -47,6 +48,7 @@ class _Submitted:
     submit_ns: int
     start: Event
     end: Event
+    sealed: Event  # from now on its blocks may be touched
     descriptors: int
     descriptor_bytes: int
     noticed_ns: int = 0
@@ -70,6 +72,7 @@ class Replay:
         files: for jobs of files; None if there are none.
         compute: kind of work that stands for the forward passes.
         salt: of the patterns.
+        witnesses: keep words of every copy; None = they are not kept.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Replay:
         files: FileTier | None = None,
         compute: Compute = "gemm",
         salt: int = 0,
+        witnesses: Witnesses | None = None,
     ) -> None:
         self._schedule = schedule
         self._machine = machine
@@ -89,6 +93,7 @@ class Replay:
         self._files = files
         self._kind: Compute = compute
         self._salt = salt
+        self._witnesses = witnesses
         self._compute = machine.stream("compute")
         self._streams: dict[Direction, Stream] = {name: machine.stream(name) for name in _STREAMS}
         self._sizes = np.full(1, pools.gpu_paged.piece_bytes, dtype=np.uint64)
@@ -186,12 +191,12 @@ class Replay:
         first = self._jobs.get(number)
         if first is None:
             return False
-        return (job.direction == "store" and first.job.direction in _STREAMS) or first.end.done()
+        return (job.direction == "store" and first.job.direction in _STREAMS) or first.sealed.done()
 
     def _copy(self, job: Job, behind: Event | None) -> None:
         stream, pools = self._streams[job.direction], self._pools
         submitted_ns = self._machine.now_ns()
-        for event in [behind, *(self._jobs[number].end for number in job.after)]:
+        for event in [behind, *(self._jobs[number].sealed for number in job.after)]:
             if event is not None and not event.done():
                 stream.wait(event)
         start = stream.record()
@@ -205,7 +210,12 @@ class Replay:
             self._copier.copy(stream, "h2d", Batch(host, gpu, sizes))
         end = stream.record()
         submit_ns = self._machine.now_ns() - submitted_ns
-        self._started(_Submitted(job, submitted_ns, submit_ns, start, end, len(gpu), pools.gpu_paged.piece_bytes))
+        sealed = end
+        if self._witnesses is not None:
+            self._witnesses.keep(job, stream, self._copier)
+            sealed = stream.record()
+        piece_bytes = pools.gpu_paged.piece_bytes
+        self._started(_Submitted(job, submitted_ns, submit_ns, start, end, sealed, len(gpu), piece_bytes))
 
     def _file_job(self, job: Job) -> None:
         assert self._files is not None, "a schedule with jobs of files needs a file tier"
@@ -216,7 +226,7 @@ class Replay:
             start, end = self._files.submit("read", self._pools.host, job.destination, job.source)
         submit_ns = self._machine.now_ns() - submitted_ns
         block_bytes = self._pools.host_paged.block_bytes
-        self._started(_Submitted(job, submitted_ns, submit_ns, start, end, len(job.source), block_bytes))
+        self._started(_Submitted(job, submitted_ns, submit_ns, start, end, end, len(job.source), block_bytes))
 
     def _started(self, submitted: _Submitted) -> None:
         self._jobs[submitted.job.job] = submitted
@@ -227,9 +237,9 @@ class Replay:
         now_ns = self._machine.now_ns()
         running = []
         for each in self._running:
-            if each.end.done():
+            if each.sealed.done():
                 each.noticed_ns = now_ns
-                each.end.wait()  # raises what went wrong
+                each.sealed.wait()  # raises what went wrong
             else:
                 running.append(each)
         self._running = running
@@ -247,7 +257,7 @@ class Replay:
         while (submitted := self._jobs.get(number)) is None:
             job = self._held_job(number)
             number = next(first for first in job.after if not self._is_behind(job, first))
-        return submitted.end
+        return submitted.sealed
 
     def _held_job(self, number: int) -> Job:
         """The held job of this number, or the first of its direction, which keeps it back."""

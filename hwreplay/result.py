@@ -123,6 +123,7 @@ class Integrity:
     verified_blocks: int
     verified_bytes: int
     first_wrong: WrongByte | None
+    witnessed_words: int = 0  # kept from all copies as soon as each was done, and right
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hwreplay import pattern
+from hwreplay import pattern, witness
 from hwreplay.backends.base import Backend, Batch, Copier
 from hwreplay.file_tier import FileTier
 from hwreplay.host_machine import HostMemory
@@ -19,6 +19,7 @@ from hwreplay.layout import gpu_memory, host_memory, layout_record
 from hwreplay.machine import Compute, Machine
 from hwreplay.replay import Pools, Replay, makespan_ns
 from hwreplay.result import Integrity, RunResult, ScheduleRef
+from hwreplay.witness import Witnesses
 from kvsim.errors import UserError
 from kvsim.results.schedule import Initial, Schedule, check, compacted, read_schedule, scaled
 
@@ -95,12 +96,15 @@ def replays(
         files = _file_tier(schedule, pools, options, stack)
         calibration = machine.calibrate(options.compute, pools.gpu, pools.gpu_paged)
         notes = [*machine.notes, *([files.note] if files is not None and files.note else [])]
+        witnesses = None
+        if witness.possible(pools.gpu_paged):
+            witnesses = Witnesses(schedule, machine, (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged))
         _warm_up(machine, copier, pools)
         expected = expected_state(schedule)
         for number in range(options.repeat):
             started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
             _put_initial(schedule.header.initial or Initial(), machine, pools, files, number)
-            replay = Replay(schedule, machine, copier, pools, files, options.compute, number)
+            replay = Replay(schedule, machine, copier, pools, files, options.compute, number, witnesses)
             steps, jobs = replay.run()
             machine.synchronize()
             yield RunResult(
@@ -113,7 +117,7 @@ def replays(
                 repeat=number,
                 steps=steps,
                 jobs=jobs,
-                integrity=_verified(expected, pools, files, number),
+                integrity=_verified(expected, pools, files, witnesses, number),
                 makespan_ns=makespan_ns(steps, jobs),
                 calibration=calibration,
                 notes=tuple(notes),
@@ -178,6 +182,15 @@ def _put_initial(initial: Initial, machine: Machine, pools: Pools, files: FileTi
     machine.synchronize()
 
 
-def _verified(expected: Expected, pools: Pools, files: FileTier | None, salt: int) -> Integrity:
+def _verified(
+    expected: Expected, pools: Pools, files: FileTier | None, witnesses: Witnesses | None, salt: int
+) -> Integrity:
+    """What was kept of every job, then all that is there at the end."""
+    words = 0
+    if witnesses is not None:
+        words, wrong = witnesses.first_wrong(salt)
+        if wrong is not None:
+            return Integrity(0, 0, wrong, words)
     read_file = None if files is None else files.contents
-    return verify(expected, (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged), read_file, salt)
+    found = verify(expected, (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged), read_file, salt)
+    return replace(found, witnessed_words=words)

@@ -23,8 +23,11 @@ class Batch(NamedTuple):
 class Copier(Protocol):
     """A backend at work on one machine."""
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
-        """Queue all copies of a batch on a stream; returns before they are done. An empty batch queues nothing."""
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
+        """Queue all copies of a batch on a stream; returns before they are done. An empty batch queues nothing.
+
+        ``ordered``: what comes before on the stream writes the sources (of stores that is always so).
+        """
 
     def close(self) -> None:
         """Give back what it holds."""

@@ -43,7 +43,7 @@ class CudaKernelCopier:
         image = nvrtc.compile_cubin(SOURCE.read_text(encoding="utf-8"), SOURCE.name, machine.architecture)
         self._module, self._function = machine.driver.load_kernel(image, NAME)
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
         assert isinstance(stream, CudaStream)
         count = len(batch.sizes)
         if not count:

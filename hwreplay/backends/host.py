@@ -34,7 +34,7 @@ class HostCopier:
     def __init__(self, loop: CopyLoop) -> None:
         self._loop = loop
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
         assert isinstance(stream, HostStream)
         if len(batch.sizes):
             stream.enqueue(lambda: self._loop(batch.destinations, batch.sources, batch.sizes)[1])

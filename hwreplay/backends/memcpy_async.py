@@ -32,7 +32,7 @@ class MemcpyAsyncCopier:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
         assert isinstance(stream, CudaStream)
         copy, handle = self._driver.memcpy_async, stream.handle
         for source, destination, size in zip(*(array.tolist() for array in batch), strict=True):

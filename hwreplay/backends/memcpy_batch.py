@@ -37,9 +37,9 @@ class MemcpyBatchCopier:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
         assert isinstance(stream, CudaStream)
-        order: Literal["stream", "any"] = "stream" if direction == "d2h" else "any"
+        order: Literal["stream", "any"] = "stream" if direction == "d2h" or ordered else "any"
         self._driver.memcpy_batch(batch.destinations, batch.sources, batch.sizes, order, stream.handle)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class TorchCopier:
     def __init__(self, machine: CudaMachine) -> None:
         self._machine = machine
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
         assert isinstance(stream, CudaStream)
         tensor = self._machine.tensor
         with self._machine.torch.cuda.stream(stream.stream):

@@ -43,7 +43,7 @@ class TritonCopier:
         self._machine = machine
         self._kernel = copy_descriptors
 
-    def copy(self, stream: Stream, direction: Direction, batch: Batch) -> None:
+    def copy(self, stream: Stream, direction: Direction, batch: Batch, *, ordered: bool = False) -> None:
         assert isinstance(stream, CudaStream)
         count = len(batch.sizes)
         if not count:

@@ -64,15 +64,13 @@ def test_a_wrong_byte_is_exit_code_1(
     schedule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first wrong block is named in one line, and the result is written all the same."""
-    monkeypatch.setattr(HostCopier, "copy", lambda *_: None)
+    monkeypatch.setattr(HostCopier, "copy", lambda *_, **__: None)
     assert call(monkeypatch, "run", schedule, "-o", tmp_path / "r.json") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        f"error: {tmp_path / 'r.json'}: gpu block 3, last written by job 1, is wrong at byte 0: expected 0x"
-    )
+    assert line.startswith(f"error: {tmp_path / 'r.json'}: host block 0, written by job 0, is wrong at byte ")
     wrong = read_run(tmp_path / "r.json").integrity.first_wrong
     assert wrong is not None
-    assert (wrong.block, wrong.job, wrong.found) == (3, 1, 0)
+    assert (wrong.block, wrong.job, wrong.found) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

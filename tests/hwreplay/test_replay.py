@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_worlds import Faulty, QuickMachine, random_schedule
-from schedule_world import small
+from schedule_world import header, small
+from schedule_world import job as a_job
+from schedule_world import step as a_step
 
 from hwreplay.backends.base import Backend, Batch
 from hwreplay.backends.host import HostBackend
@@ -66,6 +68,7 @@ def test_a_small_schedule(tmp_path: Path) -> None:
     assert result.integrity.first_wrong is None
     assert result.integrity.verified_blocks == 5 + 3 + 2  # GPU blocks 1 to 5, host blocks 0 to 2, files 0 and 1
     assert result.integrity.verified_bytes == 10 * 128
+    assert result.integrity.witnessed_words == 2 + 2 + 2 + 1  # one of each block that was stored or loaded
     assert [step.compute_ns for step in result.steps] == [10] * 8
     assert result.makespan_ns == max(job.finished_ns for job in result.jobs)
     assert all(0 <= job.submitted_ns <= job.started_ns <= job.finished_ns <= job.noticed_ns for job in result.jobs)
@@ -125,6 +128,24 @@ def test_a_job_dropped_in_the_second_replay_is_found(tmp_path: Path) -> None:
     assert second.integrity.first_wrong is not None
 
 
+def test_a_job_whose_blocks_are_overwritten_is_verified_too(tmp_path: Path) -> None:
+    """A store that did nothing, whose block another one takes before anybody loads it."""
+    steps = [
+        a_step(0, writes=[(1, 10), (2, 11)]),
+        a_step(1, a_job(0, "store", [1], [0], contents=[10], behind="previous")),
+        a_step(2, a_job(1, "store", [2], [0], contents=[11], behind="previous")),
+    ]
+
+    def fault(count: int, batch: Batch, copy: Callable[[Batch], None]) -> None:
+        if count != 0:
+            copy(batch)
+
+    (result,) = replayed(Schedule(header(), steps), tmp_path, Faulty(fault))
+    wrong = result.integrity.first_wrong
+    assert wrong is not None
+    assert (wrong.job, wrong.side, wrong.block, wrong.content) == (0, "host", 0, 10)
+
+
 def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
     """One bit of one copied byte, and it is named: side, block, content, offset and job."""
 
@@ -157,7 +178,7 @@ def test_a_reordered_dependency_is_found(tmp_path: Path) -> None:
     (result,) = replayed(small(), tmp_path, Faulty(fault))
     wrong = result.integrity.first_wrong
     assert wrong is not None
-    assert (wrong.job, wrong.side, wrong.block) == (1, "gpu", 3)
+    assert (wrong.job, wrong.side, wrong.block) == (0, "host", 0)  # what was kept of it, before it ran
 
 
 def test_a_permuted_batch_is_found(tmp_path: Path) -> None:
