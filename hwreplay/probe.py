@@ -22,6 +22,7 @@ import numpy as np
 from hwreplay.backends import all_backends, backend
 from hwreplay.backends.base import Backend, Copier, Direction
 from hwreplay.bench import Bench, Shape, Sides, Times, batch_of
+from hwreplay.contention import Contention
 from hwreplay.file_tier import FileTier, Io
 from hwreplay.host_machine import HostMemory
 from hwreplay.layout import PagedMemory
@@ -147,7 +148,9 @@ def probe(chosen: Chosen, options: ProbeOptions, open_machine: OpenMachine | Non
         machine = stack.enter_context(closing((open_machine or machine_for)(chosen.backends[0])))
         copiers = [(each, stack.enter_context(closing(each.open(machine)))) for each in chosen.backends]
         made = _Probe(machine, copiers, options)
+        contention = Contention()
         made.run()
+        others = contention.note()
         return ProbeResult(
             device=machine.info,
             started=started,
@@ -157,7 +160,7 @@ def probe(chosen: Chosen, options: ProbeOptions, open_machine: OpenMachine | Non
             overlap=tuple(made.overlap),
             registration=tuple(made.registration),
             files=tuple(made.files),
-            notes=(*chosen.notes, *machine.notes, *made.notes),
+            notes=(*chosen.notes, *machine.notes, *made.notes, *([others] if others else [])),
         )
 
 

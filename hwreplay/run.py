@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hwreplay import pattern, witness
 from hwreplay.backends.base import Backend, Batch, Copier
+from hwreplay.contention import Contention
 from hwreplay.file_tier import FileTier
 from hwreplay.host_machine import HostMemory
 from hwreplay.integrity import Expected, expected_state, verify
@@ -105,8 +106,10 @@ def replays(
             started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
             _put_initial(schedule.header.initial or Initial(), machine, pools, files, number)
             replay = Replay(schedule, machine, copier, pools, files, options.compute, number, witnesses)
+            contention = Contention()
             steps, jobs = replay.run()
             machine.synchronize()
+            others = contention.note()
             yield RunResult(
                 device=machine.info,
                 backend=backend.key,
@@ -120,7 +123,7 @@ def replays(
                 integrity=_verified(expected, pools, files, witnesses, number),
                 makespan_ns=makespan_ns(steps, jobs),
                 calibration=calibration,
-                notes=tuple(notes),
+                notes=(*notes, *([others] if others else [])),
             )
 
 
