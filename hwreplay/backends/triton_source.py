@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once for any count; without that, counts of 1 and multiples of 16 would be compiled apart, during a replay.
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def copy_descriptors(sources, destinations, sizes, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Programs take descriptors in turn and copy them by words of 64 bits, then the last bytes."""
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
