@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +78,26 @@ def test_triton_copies_in_its_interpreter(sizes: list[int], monkeypatch: pytest.
     )
     copy_descriptors[(min(12, len(sizes)),)](*descriptors, len(sizes), WORDS=64, num_warps=4)
     assert np.array_equal(target, expected)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from hwreplay.backends.triton_kernel import WARPS, WORDS
+from hwreplay.backends.triton_source import copy_descriptors
+pointers = dict.fromkeys(("sources", "destinations", "sizes"), "*i64")
+source = ASTSource(copy_descriptors, {**pointers, "count": "i32", "WORDS": "constexpr"}, {(4,): WORDS})
+for capability in (80, 90, 100):
+    made = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS})
+    assert made.asm["cubin"][:4] == bytes([0x7F]) + b"ELF"
+print("compiled")
+"""
+
+
+def test_triton_compiles_for_every_architecture() -> None:
+    """To machine code, without a GPU; in a process of its own, where it is not interpreted."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "compiled\n", done.stderr
