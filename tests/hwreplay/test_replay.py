@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from schedule_world import step as a_step
 
 from hwreplay.backends.base import Backend, Batch
 from hwreplay.backends.host import HostBackend
-from hwreplay.host_machine import HostMachine
+from hwreplay.host_machine import HostMachine, HostStream
+from hwreplay.machine import Compute, Stream
 from hwreplay.result import RunResult, ScheduleRef
 from hwreplay.run import Options, Prepared, prepare, replays
 from kvsim.errors import UserError
-from kvsim.results.schedule import Schedule, check, cut, in_order, write_schedule
+from kvsim.results.schedule import Initial, Schedule, check, cut, in_order, write_schedule
 
 REF = ScheduleRef("s.jsonl", "0", "run", "link")
 
@@ -102,6 +104,30 @@ def test_no_step_begins_early(tmp_path: Path) -> None:
     ]
     (result,) = replayed(Schedule(schedule.header, steps), tmp_path)
     assert [step.start_ns >= 10**7 for step in result.steps] == [False] * 5 + [True] * 3
+
+
+def test_a_step_that_was_decided_during_a_pass_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Asynchronous scheduling: the next step's load runs while the pass before it is still computing."""
+    loaded = threading.Event()
+
+    class Machine(QuickMachine):
+        def occupy(self, stream: Stream, ns: int, kind: Compute = "gemm") -> None:
+            assert isinstance(stream, HostStream)
+            stream.enqueue(lambda: None if loaded.wait(60) else pytest.fail("the step waited for the pass"))
+
+    def fault(count: int, batch: Batch, copy: Callable[[Batch], None]) -> None:
+        copy(batch)
+        if count == 0:
+            loaded.set()
+
+    steps = [
+        a_step(0, writes=[(1, 10)], end_ns=10**9, compute_ns=10**9),
+        a_step(1, a_job(0, "load", [0], [3], contents=[7])),
+    ]
+    schedule = Schedule(header(initial=Initial(host=((0, 7),))), steps)
+    check(schedule)
+    made = replays(Prepared(schedule, REF), Faulty(fault), Options(beside=tmp_path), lambda _: Machine())
+    assert [result.integrity.first_wrong for result in made] == [None]
 
 
 @pytest.mark.parametrize("number", range(4))  # stores and loads; what is dropped is what comes to the copier
