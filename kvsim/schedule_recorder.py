@@ -237,7 +237,8 @@ class ScheduleRecorder(EngineObserver):
         self._check_complete()
         for step in self._steps:
             step.copies = [copy for copy in step.copies if copy.source]
-        return ordered(_needed_writes(self._numbered()))
+        numbered, self._steps = self._numbered(), []  # each kind of record takes memory of its own
+        return ordered(_needed_writes(numbered))
 
     def _check_complete(self) -> None:
         open_ = sum(copy.finished_ns is None for step in self._steps for copy in step.copies)
@@ -302,11 +303,11 @@ def _needed_writes(steps: Sequence[Step]) -> list[Step]:
     result: list[Step] = []
     for step in reversed(steps):
         writes = step.writes
-        for job in reversed(list(in_order(step))):
+        for job in reversed(list(in_order(step))) if writes or step.jobs else ():
             if job is not None:
                 touched.update({"store": job.source, "load": job.destination}.get(job.direction, ()))
                 continue
             writes = tuple(pair for pair in step.writes if pair[0] in touched)
             touched.difference_update(block for block, _ in writes)
-        result.append(replace(step, writes=writes))
+        result.append(step if writes == step.writes else replace(step, writes=writes))
     return result[::-1]

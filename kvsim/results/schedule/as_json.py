@@ -60,7 +60,7 @@ def step_line(step: Step) -> str:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    return _ENCODE(record) + "\n"
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -231,6 +231,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 _STRICT = json.JSONDecoder(parse_constant=_refuse)
+_ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def _show(value: object) -> str:

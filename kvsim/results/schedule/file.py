@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterator
@@ -60,9 +61,10 @@ class ScheduleWriter:
             plain = self._files.enter_context(self._temporary.open("wb"))
             self._out = plain
             if self._path.name.endswith(".gz"):  # no name, no date: the same bytes every time
-                self._out = self._files.enter_context(
-                    gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0, compresslevel=6)  # type: ignore[arg-type]
+                packed = self._files.enter_context(
+                    gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0, compresslevel=6)
                 )
+                self._out = self._files.enter_context(io.BufferedWriter(packed, 1 << 16))
             self._out.write(header_line(self._header).encode())
         return self
 

@@ -170,6 +170,10 @@ def ordered(steps: Sequence[Step]) -> list[Step]:
     operations: dict[int, Operation] = {}
     result: list[Step] = []
     for step in steps:
+        if not (step.jobs or step.after or step.writes):  # most steps only decode
+            order.begin(None)
+            result.append(step)
+            continue
         before, jobs = order.last_forward, dict.fromkeys(job.job for job in step.jobs)
         new_jobs: dict[int, Job] = {}
         new_after: tuple[int, ...] = ()
