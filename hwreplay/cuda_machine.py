@@ -7,6 +7,7 @@ since the driver gives milliseconds in 32 bits, and anchors are chained to one m
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -147,6 +148,8 @@ class CudaMachine:
         device: of torch.
         units: sizes of compute work by kind.
     """
+
+    head_bytes = sys.maxsize
 
     def __init__(
         self, driver: Driver | None = None, device: str = "cuda", units: dict[Compute, tuple[int, ...]] | None = None

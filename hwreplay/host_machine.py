@@ -127,7 +127,13 @@ class HostMemory:
 
 
 class HostMachine:
-    """Streams are threads; the clock is `time.perf_counter_ns`."""
+    """Streams are threads; the clock is `time.perf_counter_ns`.
+
+    Forward passes write one page of each piece: here writing all would fill the memory's bandwidth for as long as a
+    pass takes, and slow down the copies beside it, which nothing does on a GPU.
+    """
+
+    head_bytes = 4096
 
     def __init__(self) -> None:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -18,10 +18,14 @@ _NAMES: dict[Side, Literal["gpu", "host", "file"]] = {"gpu": "gpu", "host": "hos
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a block should hold, and which job brought it; None if a forward pass did."""
+    """What a block should hold, and which job brought it; None if a forward pass did.
+
+    ``origin``: of what the tails of its pieces hold, as `pattern.ORIGINS` counts.
+    """
 
     content: int
     job: int | None
+    origin: int
 
 
 @dataclass(slots=True)
@@ -47,12 +51,20 @@ def expected_state(schedule: Schedule) -> Expected:
     expected = Expected()
     for step in schedule.steps:
         for job in in_order(step):
-            if job is None:
-                expected.gpu.update((block, Held(content, None)) for block, content in step.writes)
+            if job is None:  # which leaves the tails alone
+                for block, content in step.writes:
+                    expected.gpu[block] = Held(content, None, _origin(expected, "gpu", block))
                 continue
-            pairs = zip(job.destination, job.contents, strict=True)
-            expected.of(job.destination_side).update((block, Held(content, job.job)) for block, content in pairs)
+            target = expected.of(job.destination_side)
+            origins = [_origin(expected, job.source_side, block) for block in job.source]
+            for block, content, origin in zip(job.destination, job.contents, origins, strict=True):
+                target[block] = Held(content, job.job, origin)
     return expected
+
+
+def _origin(expected: Expected, side: Side, block: int) -> int:
+    held = expected.of(side).get(block)
+    return pattern.ORIGINS[side] + block if held is None else held.origin
 
 
 def verify(
@@ -60,6 +72,7 @@ def verify(
     gpu: tuple[Memory, PagedMemory],
     host: tuple[Memory, PagedMemory],
     read_file: Callable[[int], Bytes] | None,
+    head: int,
     salt: int,
 ) -> Integrity:
     """Compare every byte that should have been written; stops at the first that is wrong.
@@ -69,13 +82,14 @@ def verify(
         gpu: memory of that side and how its blocks lie.
         host: the same.
         read_file: the bytes of a file; None if there is no file tier.
+        head: bytes of each piece that forward passes write.
         salt: number of the replay, as the patterns were written.
     """
     blocks = size = 0
     for side, found in _everything(expected, gpu, host, read_file):
         held = expected.of(side)
         for block, view in found:
-            wrong = pattern.check(view, held[block].content, salt)
+            wrong = pattern.check_block(view, head, held[block].content, held[block].origin, salt)
             if wrong is not None:
                 first = WrongByte(
                     job=held[block].job,

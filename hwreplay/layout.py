@@ -20,7 +20,7 @@ rows of the workers (TP ranks) are interleaved, as vLLM's shared region has them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -76,6 +76,15 @@ class PagedMemory:
         pieces = np.arange(self.pieces, dtype=np.uint64) * np.uint64(self.piece_stride)
         rows = np.uint64(base + self.start) + ids * np.uint64(self.block_stride)
         return (pieces[:, None] + rows[None, :]).ravel()
+
+    def heads(self, size: int) -> PagedMemory:
+        """The first bytes of each piece."""
+        return replace(self, piece_bytes=min(size, self.piece_bytes))
+
+    def tails(self, size: int) -> PagedMemory:
+        """What is left of each piece behind its first bytes; maybe nothing."""
+        size = min(size, self.piece_bytes)
+        return replace(self, piece_bytes=self.piece_bytes - size, start=self.start + size)
 
     def view(self, buffer: Bytes) -> Bytes:
         """The canonical view ``[pieces, num_blocks, piece_bytes]`` of a stretch of memory, without copying."""

@@ -71,6 +71,7 @@ class Machine(Protocol):
 
     info: DeviceInfo
     notes: list[str]  # what a reader of the results should know
+    head_bytes: int  # of each piece that a forward pass writes; all of it where that takes no time worth mentioning
 
     def device_memory(self, size: int) -> Memory:
         """Memory of the GPU, or what stands for it."""

@@ -4,12 +4,15 @@ Word i (64 bits, little endian) of piece p of a block with content c is ``base(c
 the base is a hash, so that no two pieces look alike, and the ramp tells the words of a piece apart. Only additions and
 multiplications of integers are used, which every device does bit for bit alike. `salt` is the number of the replay, so
 that what an earlier one left in memory is never mistaken for what this one should have written.
+
+A forward pass on a machine with slow memory writes only the head of each piece (`Machine.head_bytes`). The tail then
+still holds what it held before, and copies take it along: it tells where the block's bytes have come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +23,11 @@ from hwreplay.layout import Bytes
 
 RAMP = 0x9E3779B97F4A7C15  # odd: the first 2**64 words of a piece differ
 WORD = 8
+
+ORIGINS: dict[str, int] = {"gpu": 1 << 40, "host": 2 << 40, "files": 3 << 40}
+"""What the tail of a block holds at first, plus its id: a number where heads have contents."""
+
+_TAIL_SALT = 1 << 32
 
 Words = npt.NDArray[np.uint64]
 
@@ -47,7 +55,7 @@ def _mixed(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def ramp(words: int) -> Words:
     """What is added to the base, for each word of a piece."""
     made = np.arange(words, dtype=np.uint64) * np.uint64(RAMP)
@@ -55,7 +63,7 @@ def ramp(words: int) -> Words:
     return made
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _scratch(pieces: int, words: int) -> Words:
     """Memory for one block, for `check`."""
     return np.empty((pieces, words), dtype=np.uint64)
@@ -76,6 +84,26 @@ def fill(view: Bytes, content: int, salt: int = 0) -> None:
         return
     words = view.view(np.uint64)
     np.add(bases([content], pieces, salt), ramp(piece_bytes // WORD)[None, :], out=words)
+
+
+def tail_salt(salt: int) -> int:
+    """The salt of tails, with which none looks like a head."""
+    return salt + _TAIL_SALT
+
+
+def check_block(view: Bytes, head: int, content: int, origin: int, salt: int = 0) -> Wrong | None:
+    """The first wrong byte of a block whose pieces have ``head`` bytes of a content and a tail of an origin."""
+    piece_bytes = view.shape[1]
+    head = min(head, piece_bytes)
+    found = [(check(view[:, :head], content, salt), head, 0)]
+    if head < piece_bytes:
+        found.append((check(view[:, head:], origin, tail_salt(salt)), piece_bytes - head, head))
+    wrongs = []
+    for wrong, width, start in found:
+        if wrong is not None:
+            piece, byte = divmod(wrong.offset, width)
+            wrongs.append(replace(wrong, offset=piece * piece_bytes + start + byte))
+    return min(wrongs, key=lambda wrong: wrong.offset, default=None)
 
 
 def check(view: Bytes, content: int, salt: int = 0) -> Wrong | None:

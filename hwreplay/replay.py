@@ -152,8 +152,9 @@ class Replay:
         start = self._compute.record()
         rest_ns = step.compute_ns
         if writes:
-            self._machine.fill(self._compute, self._pools.gpu, self._pools.gpu_paged, writes, self._salt)
-            rest_ns -= self._machine.fill_ns(len(writes) * self._pools.gpu_paged.block_bytes)
+            heads = self._pools.gpu_paged.heads(self._machine.head_bytes)
+            self._machine.fill(self._compute, self._pools.gpu, heads, writes, self._salt)
+            rest_ns -= self._machine.fill_ns(len(writes) * heads.block_bytes)
         if rest_ns > 0:
             self._machine.occupy(self._compute, rest_ns, self._kind)
         self._last = self._compute.record()

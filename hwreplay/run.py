@@ -10,6 +10,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from hwreplay import pattern, witness
 from hwreplay.backends.base import Backend, Batch, Copier
 from hwreplay.contention import Contention
@@ -95,11 +97,12 @@ def replays(
         copier = stack.enter_context(closing(backend.open(machine)))
         pools = _pools(machine, schedule)
         files = _file_tier(schedule, pools, options, stack)
-        calibration = machine.calibrate(options.compute, pools.gpu, pools.gpu_paged)
+        calibration = machine.calibrate(options.compute, pools.gpu, pools.gpu_paged.heads(machine.head_bytes))
         notes = [*machine.notes, *([files.note] if files is not None and files.note else [])]
         witnesses = None
         if witness.possible(pools.gpu_paged):
-            witnesses = Witnesses(schedule, machine, (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged))
+            sides = (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged)
+            witnesses = Witnesses(schedule, machine, *sides)
         _warm_up(machine, copier, pools)
         expected = expected_state(schedule)
         for number in range(options.repeat):
@@ -120,7 +123,7 @@ def replays(
                 repeat=number,
                 steps=steps,
                 jobs=jobs,
-                integrity=_verified(expected, pools, files, witnesses, number),
+                integrity=_verified(expected, pools, files, witnesses, machine.head_bytes, number),
                 makespan_ns=makespan_ns(steps, jobs),
                 calibration=calibration,
                 notes=(*notes, *([others] if others else [])),
@@ -173,20 +176,31 @@ def _warm_up(machine: Machine, copier: Copier, pools: Pools) -> None:
 
 
 def _put_initial(initial: Initial, machine: Machine, pools: Pools, files: FileTier | None, salt: int) -> None:
-    """Write what the schedule says is there before its first step."""
+    """Write what the schedule says is there before its first step, and the tails of all pieces."""
+    stream, head = machine.stream("compute"), machine.head_bytes
+    gpu, host = pools.gpu_paged, pools.host_paged
+    if gpu.tails(head).piece_bytes:
+        origins = {block: pattern.ORIGINS["gpu"] + block for block in range(gpu.num_blocks)}
+        machine.fill(stream, pools.gpu, gpu.tails(head), origins, pattern.tail_salt(salt))
     if initial.gpu:
-        machine.fill(machine.stream("compute"), pools.gpu, pools.gpu_paged, dict(initial.gpu), salt)
-    view = pools.host_paged.view(pools.host.read(0, pools.host.bytes))
+        machine.fill(stream, pools.gpu, gpu.heads(head), dict(initial.gpu), salt)
+    view = host.view(pools.host.read(0, pools.host.bytes))
+    if host.tails(head).piece_bytes:
+        for block in range(host.num_blocks):
+            pattern.fill(view[:, block, head:], pattern.ORIGINS["host"] + block, pattern.tail_salt(salt))
     for block, content in initial.host:
-        pattern.fill(view[:, block], content, salt)
+        pattern.fill(view[:, block, :head], content, salt)
     for file, content in initial.files:
         assert files is not None, "only jobs of files read files"
-        files.put(file, pattern.block_bytes(content, pools.host_paged.pieces, pools.host_paged.piece_bytes, salt))
+        block_view = np.empty((host.pieces, host.piece_bytes), dtype=np.uint8)
+        pattern.fill(block_view[:, :head], content, salt)
+        pattern.fill(block_view[:, head:], pattern.ORIGINS["files"] + file, pattern.tail_salt(salt))
+        files.put(file, block_view)
     machine.synchronize()
 
 
 def _verified(
-    expected: Expected, pools: Pools, files: FileTier | None, witnesses: Witnesses | None, salt: int
+    expected: Expected, pools: Pools, files: FileTier | None, witnesses: Witnesses | None, head: int, salt: int
 ) -> Integrity:
     """What was kept of every job, then all that is there at the end."""
     words = 0
@@ -195,5 +209,5 @@ def _verified(
         if wrong is not None:
             return Integrity(0, 0, wrong, words)
     read_file = None if files is None else files.contents
-    found = verify(expected, (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged), read_file, salt)
+    found = verify(expected, (pools.gpu, pools.gpu_paged), (pools.host, pools.host_paged), read_file, head, salt)
     return replace(found, witnessed_words=words)

@@ -53,7 +53,7 @@ class Witnesses:
         self._kept: dict[int, _Kept] = {}
         sizes = {"load": 0, "store": 0}
         for job in self._jobs.values():
-            kept = _chosen(job, sizes[job.direction], gpu[1])
+            kept = _chosen(job, sizes[job.direction], gpu[1].heads(machine.head_bytes))
             self._kept[job.job] = kept
             sizes[job.direction] += len(kept.places) * _WORD
         # Words of loads, read from the GPU, are kept on the host; those of stores on the GPU.
@@ -118,7 +118,7 @@ def _copies(schedule: Schedule) -> Iterator[Job]:
 
 
 def _chosen(job: Job, offset: int, paged: PagedMemory) -> _Kept:
-    """Blocks at equal distances; of each another piece, and another word of it."""
+    """Blocks at equal distances; of each another piece, and another word of its head."""
     count = len(job.source)
     number = min(count, MOST)
     places = tuple(index * (count - 1) // max(1, number - 1) for index in range(number))

@@ -57,6 +57,15 @@ def test_descriptors_are_piece_major() -> None:
     assert gpu_memory(layout, 10).descriptors(2**63 + 5, [1]).tolist() == [2**63 + 133, 2**63 + 1413]
 
 
+def test_heads_and_tails() -> None:
+    """Each piece in two: where they begin and how long they are."""
+    memory = host_memory(PER_LAYER, 10)
+    assert (memory.heads(16).piece_bytes, memory.heads(16).piece_offset(1, 2)) == (16, 512)
+    assert (memory.tails(16).piece_bytes, memory.tails(16).piece_offset(1, 2)) == (48, 528)
+    assert memory.tails(16).total_bytes == memory.total_bytes
+    assert (memory.heads(1000), memory.tails(1000).piece_bytes) == (memory, 0)
+
+
 def test_canonical_view() -> None:
     """The view shows each piece of each block, on both sides, without copying."""
     buffer = np.arange(3840, dtype=np.uint64).astype(np.uint8)

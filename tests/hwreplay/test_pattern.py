@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hwreplay.pattern import RAMP, Wrong, bases, block_bytes, check, fill, fill_tensor
+from hwreplay.pattern import RAMP, Wrong, bases, block_bytes, check, check_block, fill, fill_tensor, tail_salt
 
 FIRST = [[16294208416658607535, 6700445376230912211], [13830413928045401970, 3207027209776756347]]
 
@@ -44,6 +44,21 @@ def test_the_first_wrong_byte_is_named() -> None:
     view[1, 3] ^= 1
     view[2, 0] ^= 1
     assert check(view, 5) == Wrong(19, right ^ 1, right)
+
+
+def test_heads_and_tails() -> None:
+    """Each is checked for what it should be; the first wrong byte of a block is in the order of its bytes."""
+    view = np.zeros((3, 24), dtype=np.uint8)
+    fill(view[:, :8], 5, 9)
+    fill(view[:, 8:], 77, tail_salt(9))
+    assert check_block(view, 8, 5, 77, 9) is None
+    assert check_block(view, 8, 6, 77, 9) is not None
+    right = int(view[1, 10])
+    view[2, 0] ^= 1
+    view[1, 10] ^= 1
+    assert check_block(view, 8, 5, 77, 9) == Wrong(24 + 10, right ^ 1, right)
+    whole = block_bytes(5, 3, 24, 9)
+    assert check_block(whole, 100, 5, 77, 9) is None
 
 
 def test_torch_writes_the_same() -> None:
