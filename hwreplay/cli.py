@@ -125,8 +125,9 @@ def probe(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure copies by size, number, direction and way, alone, both ways at once, and beside computing."""
-    from hwreplay.probe import ProbeOptions, chosen_backends
+    from hwreplay.probe import ProbeOptions
     from hwreplay.probe import probe as measure
+    from hwreplay.probe_plan import chosen_backends
 
     options = ProbeOptions(
         mode="quick" if quick else "full",

@@ -1,8 +1,4 @@
-"""A GPU, through torch: its memory, streams and events, and compute work of calibrated units.
-
-Event times have half a microsecond and are differences; each event is measured from an anchor at most a second older,
-since the driver gives milliseconds in 32 bits, and anchors are chained to one moment that is known on the host's clock.
-"""
+"""A GPU, through torch: its memory, streams and events, and compute work of calibrated units."""
 
 from __future__ import annotations
 
@@ -10,15 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 from hwreplay import pattern
+from hwreplay.cuda_parts import Anchor, CudaEvent, CudaMemory, CudaStream, ns_between
 from hwreplay.driver import ASYNC_ENGINES, CAN_USE_HOST_POINTER, CudaError, Driver, load_driver
 from hwreplay.host_machine import HostMemory
-from hwreplay.layout import Bytes, PagedMemory
-from hwreplay.machine import Compute, Event, Memory, Stream, device_info
+from hwreplay.layout import PagedMemory
+from hwreplay.machine import Compute, Memory, Stream, device_info
 from hwreplay.region import Region
 from kvsim.errors import UserError
 from kvsim.units import format_size
@@ -46,98 +41,6 @@ def missing() -> str | None:
     except CudaError as error:
         return str(error)
     return None
-
-
-class CudaEvent:
-    """A torch event with a clock."""
-
-    def __init__(self, event: Any, anchor: Anchor) -> None:
-        self.event = event
-        self._anchor = anchor
-
-    def done(self) -> bool:
-        return bool(self.event.query())
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-    def ns(self) -> int:
-        return self._anchor.ns + _ns_between(self._anchor.event, self.event)
-
-
-class Anchor:
-    """An event whose time is known: from the one before it, and so on to one that the host saw happen."""
-
-    def __init__(self, event: Any, ns: int | None = None, before: Anchor | None = None) -> None:
-        self.event = event
-        self._known_ns = ns
-        self._before = before
-
-    @cached_property
-    def ns(self) -> int:
-        """Its moment on the host's clock."""
-        if self._known_ns is not None:
-            return self._known_ns
-        assert self._before is not None
-        self.event.synchronize()
-        found = self._before.ns + _ns_between(self._before.event, self.event)
-        self._before = None
-        return found
-
-
-def _ns_between(first: Any, second: Any) -> int:
-    return int(round(first.elapsed_time(second) * 10**6))  # noqa: RUF046 - torch has no types
-
-
-class CudaStream:
-    """A torch stream."""
-
-    def __init__(self, name: str, stream: Any, machine: CudaMachine) -> None:
-        self.name = name
-        self.stream = stream
-        self._machine = machine
-
-    @property
-    def handle(self) -> int:
-        """The driver's CUstream."""
-        return int(self.stream.cuda_stream)
-
-    def record(self) -> CudaEvent:
-        return self._machine.record(self)
-
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        self.stream.wait_event(event.event)
-
-
-class CudaMemory:
-    """Memory of the GPU: a tensor of bytes, which begins as zeros."""
-
-    def __init__(self, tensor: Any, size: int) -> None:
-        self.tensor = tensor
-        self.address = int(tensor.data_ptr())
-        self.bytes = size
-
-    def read(self, offset: int, size: int) -> Bytes:
-        found: Bytes = self.tensor[offset : offset + size].cpu().numpy()
-        return found
-
-    def blocks(self, paged: PagedMemory, blocks: Sequence[int]) -> Bytes:
-        import torch
-
-        strides = (paged.piece_stride, paged.block_stride, 1)
-        view = self.tensor.as_strided((paged.pieces, paged.num_blocks, paged.piece_bytes), strides, paged.start)
-        ids = torch.tensor(list(blocks), dtype=torch.int64, device=self.tensor.device)
-        found: Bytes = view.index_select(1, ids).cpu().numpy()
-        return found
-
-    def write(self, offset: int, data: Bytes) -> None:
-        import torch
-
-        self.tensor[offset : offset + data.size] = torch.from_numpy(data.copy()).to(self.tensor.device)
-
-    def close(self) -> None:
-        self.tensor = None
 
 
 class CudaMachine:
@@ -265,7 +168,7 @@ class CudaMachine:
     # -- work
     def stream(self, name: str) -> CudaStream:
         if name not in self._streams:
-            self._streams[name] = CudaStream(name, self.torch.cuda.Stream(), self)
+            self._streams[name] = CudaStream(name, self.torch.cuda.Stream(), self.record)
         return self._streams[name]
 
     def calibrate(self, kind: Compute, memory: Memory, paged: PagedMemory) -> dict[str, int]:
@@ -309,7 +212,7 @@ class CudaMachine:
                 unit()
             end.record(stream.stream)
         end.synchronize()
-        return max(1, _ns_between(start, end) // number)
+        return max(1, ns_between(start, end) // number)
 
     def occupy(self, stream: Stream, ns: int, kind: Compute = "gemm") -> None:
         assert isinstance(stream, CudaStream)
@@ -370,9 +273,12 @@ class CudaMachine:
         self.torch.cuda.synchronize()
 
     def close(self) -> None:
-        """Everything is given back, also if the GPU has failed."""
-        with suppress(RuntimeError):
+        """Everything is given back, also if the GPU has failed; then nothing more is said about that."""
+        failed = False
+        try:
             self.synchronize()
+        except RuntimeError:
+            failed = True
         self._work.clear()
         while self._device:
             self._device.pop().close()
@@ -382,7 +288,7 @@ class CudaMachine:
                 self._host.pop().close()
             except CudaError as error:
                 failure = failure or error
-        if failure is not None:
+        if failure is not None and not failed:
             raise failure
 
 

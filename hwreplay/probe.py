@@ -10,7 +10,7 @@ import datetime as dt
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,7 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from hwreplay.backends import all_backends, backend
 from hwreplay.backends.base import Backend, Copier, Direction
 from hwreplay.bench import Bench, Shape, Sides, Times, batch_of
 from hwreplay.contention import Contention
@@ -27,6 +26,7 @@ from hwreplay.file_tier import FileTier, Io
 from hwreplay.host_machine import HostMemory
 from hwreplay.layout import PagedMemory
 from hwreplay.machine import Compute, Machine
+from hwreplay.probe_plan import KIB, MIB, PLANS, Chosen, Plan
 from hwreplay.region import Region
 from hwreplay.result import (
     CopyCell,
@@ -40,57 +40,11 @@ from hwreplay.result import (
     spread,
 )
 from hwreplay.run import OpenMachine, machine_for
-from kvsim.errors import UserError
 
-KIB, MIB = 2**10, 2**20
 DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
 KINDS: tuple[Compute, ...] = ("gemm", "memory")
 IO: tuple[Io, ...] = ("write", "read")
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured; sizes in bytes, coarse ones are measured first."""
-
-    coarse_sizes: Sequence[int]
-    sizes: Sequence[int]
-    counts: Sequence[int]
-    duplex_sizes: Sequence[int]
-    overlap_size: int
-    region_bytes: int
-    registrations: Sequence[int]
-    file_sizes: Sequence[int]
-    file_threads: Sequence[int]
-    file_total: int
-
-
-PLANS: dict[str, Plan] = {
-    "quick": Plan(
-        coarse_sizes=[size * KIB for size in (4, 64, 2048)],
-        sizes=[size * KIB for size in (4, 16, 24, 28, 64, 256, 2048)],
-        counts=(1, 16, 256, 4096),
-        duplex_sizes=(64 * KIB, 2 * MIB),
-        overlap_size=64 * KIB,
-        region_bytes=512 * MIB,
-        registrations=(64 * MIB, 256 * MIB),
-        file_sizes=(2 * MIB,),
-        file_threads=(1, 16),
-        file_total=64 * MIB,
-    ),
-    "full": Plan(
-        coarse_sizes=[size * KIB for size in (1, 4, 16, 28, 64, 256, 2048)],
-        sizes=[size * KIB for size in (1, 2, 4, 8, 16, 20, 24, 28, 32, 64, 128, 256, 512, 1024, 2048, 4096)],
-        counts=(1, 4, 16, 64, 256, 1024, 4096, 16384),
-        duplex_sizes=[size * KIB for size in (4, 16, 64, 256, 2048)],
-        overlap_size=64 * KIB,
-        region_bytes=1024 * MIB,
-        registrations=(64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB),
-        file_sizes=(256 * KIB, 2 * MIB, 8 * MIB),
-        file_threads=(1, 4, 16),
-        file_total=256 * MIB,
-    ),
-}
-"""By mode."""
 
 _PARTS = {"registration": 0.05, "coarse": 0.2, "duplex": 0.14, "overlap": 0.16, "files": 0.12, "fine": 0.33}
 """Of the time; what a section leaves over goes to the next."""
@@ -112,42 +66,15 @@ class ProbeOptions:
     plan: Plan | None = None  # another than the mode's
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Backends of one machine, and why others were not taken."""
-
-    backends: Sequence[Backend]
-    notes: tuple[str, ...] = ()
-
-
-def chosen_backends(keys: Sequence[str] | None) -> Chosen:
-    """The backends that can be probed together: those of the GPU if there is one, else the host's.
-
-    Raises:
-        UserError: one that was asked for is not there, or they belong to different machines.
-    """
-    if keys:
-        asked = [backend(key) for key in dict.fromkeys(keys)]
-        for each in asked:
-            if (why := each.available()) is not None:
-                raise UserError(f"--backend {each.key}: cannot be had here: {why}")
-        if len({each.machine for each in asked}) > 1:
-            raise UserError(f"--backend: {', '.join(keys)} run on different machines, expected one probe for each")
-        return Chosen(asked)
-    found = [(each, each.available()) for each in all_backends()]
-    here = [each for each, why in found if why is None]
-    kind = "cuda" if any(each.machine == "cuda" for each in here) else "host"
-    notes = tuple(f"{each.key} was not measured: {why}" for each, why in found if why is not None)
-    return Chosen([each for each in here if each.machine == kind], notes)
-
-
 def probe(chosen: Chosen, options: ProbeOptions, open_machine: OpenMachine | None = None) -> ProbeResult:
     """Measure within the time that the options give."""
     started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     with ExitStack() as stack:
         machine = stack.enter_context(closing((open_machine or machine_for)(chosen.backends[0])))
-        copiers = [(each, stack.enter_context(closing(each.open(machine)))) for each in chosen.backends]
-        made = _Probe(machine, copiers, options)
+        made = _Probe(machine, options)
+        for each in chosen.backends:
+            with made.guarded(each):
+                made.add(each, stack.enter_context(closing(each.open(machine))))
         contention = Contention()
         made.run()
         others = contention.note()
@@ -191,13 +118,14 @@ class _Cell:
 
 
 class _Probe:
-    def __init__(self, machine: Machine, copiers: Sequence[tuple[Backend, Copier]], options: ProbeOptions) -> None:
+    def __init__(self, machine: Machine, options: ProbeOptions) -> None:
         self._machine = machine
         self._options = options
         self._plan = options.plan or PLANS[options.mode]
         self._end_s = time.monotonic() + 0.97 * options.seconds  # ending takes a moment too
         self._rng = np.random.default_rng(0)
-        self._benches = [(each, Bench(machine, copier)) for each, copier in copiers]
+        self._benches: list[tuple[Backend, Bench]] = []
+        self._failed: set[str] = set()
         size = self._plan.region_bytes
         self._sides = Sides(machine.device_memory(size), machine.host_memory(size, 4 * MIB))
         self.copies: list[CopyCell] = []
@@ -207,7 +135,23 @@ class _Probe:
         self.files: list[FileCell] = []
         self.notes: list[str] = []
 
+    def add(self, each: Backend, copier: Copier) -> None:
+        """Another backend to measure."""
+        self._benches.append((each, Bench(self._machine, copier)))
+
+    @contextmanager
+    def guarded(self, each: Backend) -> Iterator[None]:
+        """A backend that fails on a GPU is not measured further, the others are."""
+        try:
+            yield
+        except RuntimeError as error:  # also what the driver, the compilers and torch raise
+            if self._machine.info.kind == "host":
+                raise
+            self._failed.add(each.key)
+            self.notes.append(f"{each.key} failed and was not measured further: {' '.join(str(error).split())[:300]}")
+
     def run(self) -> None:
+        """All sections."""
         paged = PagedMemory(self._plan.region_bytes // (2 * MIB), 1, 2 * MIB, 2 * MIB, 2 * MIB)
         for kind in KINDS:
             self._machine.calibrate(kind, self._sides.device, paged)
@@ -240,7 +184,9 @@ class _Probe:
                 self.notes.append(f"{len(cells) - done} cells of the grid were left out for lack of time")
                 break
             cell = cells[place]
-            self.copies.append(self._copy_cell(cell, self._measured(cell, clock.left_s / (len(cells) - done))))
+            if cell.backend.key not in self._failed:
+                with self.guarded(cell.backend):
+                    self.copies.append(self._copy_cell(cell, self._measured(cell, clock.left_s / (len(cells) - done))))
 
     def _rounds(self) -> tuple[list[_Cell], list[_Cell]]:
         """Coarse cells, and all others."""
@@ -312,11 +258,10 @@ class _Probe:
         cells = list(product(self._plan.duplex_sizes, self._benches))
         for place, (size, (each, bench)) in enumerate(cells):
             shape, share = self._shape(size), clock.left_s / (len(cells) - place)
-            found = self._repeated(share, partial(self._duplex_once, bench, shape))
-            if found is None:
-                self.notes.append(f"{each.key}: both directions were left out for lack of time")
-                continue
-            self.duplex.append(DuplexCell(each.key, each.way, *shape, *found))
+            what = f"both directions at once, {size // KIB} KiB"
+            found = self._repeated(each, what, share, partial(self._duplex_once, bench, shape))
+            if found is not None:
+                self.duplex.append(DuplexCell(each.key, each.way, *shape, *found))
 
     def _duplex_once(self, bench: Bench, shape: Shape) -> list[int]:
         """Each direction alone, then with the other one busy from before its start until after its end."""
@@ -334,13 +279,13 @@ class _Probe:
         shape = self._shape(self._plan.overlap_size)
         for place, ((each, bench), direction, kind) in enumerate(cells):
             found = self._repeated(
+                each,
+                f"{direction} beside {kind} work",
                 clock.left_s / (len(cells) - place),
                 partial(self._overlap_once, bench, direction, kind, shape),
             )
-            if found is None:
-                self.notes.append(f"{each.key}: {direction} beside {kind} work was left out for lack of time")
-                continue
-            self.overlap.append(OverlapCell(each.key, each.way, direction, kind, *found))
+            if found is not None:
+                self.overlap.append(OverlapCell(each.key, each.way, direction, kind, *found))
 
     def _overlap_once(self, bench: Bench, direction: Direction, kind: Compute, shape: Shape) -> list[int]:
         """Work as long as a batch: alone, with batches until after its end, and a batch with work until after its."""
@@ -351,18 +296,23 @@ class _Probe:
         copy_both = bench.overlapped(4 * copy_alone, kind, direction, [batch])
         return [compute_alone, compute_both[0], copy_alone, copy_both[1]]
 
-    @staticmethod
-    def _repeated(seconds: float, once: Callable[[], list[int]]) -> list[Spread] | None:
-        """Spreads of the times that `once` returns; the first call warms up. None if there was no time."""
+    def _repeated(self, each: Backend, what: str, seconds: float, once: Callable[[], list[int]]) -> list[Spread] | None:
+        """Spreads of the times that `once` returns; the first call warms up. None if there is nothing to tell."""
         end_s = time.monotonic() + seconds
         found: list[list[int]] = []
-        for number in range(_REPEATS[1] + 1):
-            if seconds <= 0 or (len(found) >= _REPEATS[0] and time.monotonic() > end_s):
-                break
-            times = once()
-            if number:
-                found.append(times)
-        return [spread(column) for column in zip(*found, strict=True)] if found else None
+        if each.key in self._failed:
+            return None
+        with self.guarded(each):
+            for number in range(_REPEATS[1] + 1):
+                if seconds <= 0 or (len(found) >= _REPEATS[0] and time.monotonic() > end_s):
+                    break
+                times = once()
+                if number:
+                    found.append(times)
+        if not found:
+            self.notes.append(f"{each.key}: {what} was left out")
+            return None
+        return [spread(column) for column in zip(*found, strict=True)]
 
     # -- memory and files
     def _registrations(self, clock: _Clock) -> None:

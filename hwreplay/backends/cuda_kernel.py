@@ -7,7 +7,8 @@ from pathlib import Path
 from hwreplay import cuda_machine, nvrtc
 from hwreplay.backends.base import Batch, Direction
 from hwreplay.backends.kernels import PROGRAMS, descriptors_on_gpu
-from hwreplay.cuda_machine import CudaMachine, CudaStream
+from hwreplay.cuda_machine import CudaMachine
+from hwreplay.cuda_parts import CudaStream
 from hwreplay.machine import Machine, Stream
 from hwreplay.result import MachineKind, Way
 

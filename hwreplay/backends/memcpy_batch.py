@@ -6,7 +6,8 @@ from typing import Literal
 
 from hwreplay import cuda_machine
 from hwreplay.backends.base import Batch, Direction
-from hwreplay.cuda_machine import CudaMachine, CudaStream
+from hwreplay.cuda_machine import CudaMachine
+from hwreplay.cuda_parts import CudaStream
 from hwreplay.driver import Driver, load_driver
 from hwreplay.machine import Machine, Stream
 from hwreplay.result import MachineKind, Way

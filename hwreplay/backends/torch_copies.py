@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hwreplay import cuda_machine
 from hwreplay.backends.base import Batch, Direction
-from hwreplay.cuda_machine import CudaMachine, CudaStream
+from hwreplay.cuda_machine import CudaMachine
+from hwreplay.cuda_parts import CudaStream
 from hwreplay.machine import Machine, Stream
 from hwreplay.result import MachineKind, Way
 

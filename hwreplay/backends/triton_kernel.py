@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from hwreplay import cuda_machine
 from hwreplay.backends.base import Batch, Direction
 from hwreplay.backends.kernels import PROGRAMS, descriptors_on_gpu
-from hwreplay.cuda_machine import CudaMachine, CudaStream
+from hwreplay.cuda_machine import CudaMachine
+from hwreplay.cuda_parts import CudaStream
 from hwreplay.machine import Machine, Stream
 from hwreplay.result import MachineKind, Way
 

@@ -15,7 +15,7 @@ from schedule_world import small
 
 from hwreplay import cli, run
 from hwreplay.backends.host import HostCopier
-from hwreplay.probe import PLANS
+from hwreplay.probe_plan import PLANS
 from hwreplay.result import read_probe, read_run
 from kvsim.results.schedule import write_schedule
 

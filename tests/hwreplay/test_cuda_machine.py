@@ -12,12 +12,16 @@ from schedule_world import small
 
 from hwreplay import nvrtc
 from hwreplay.backends import backend
-from hwreplay.cuda_machine import Anchor, CudaEvent, CudaMachine, units_of
-from hwreplay.probe import Chosen, Plan, ProbeOptions, probe
+from hwreplay.cuda_machine import CudaMachine, units_of
+from hwreplay.cuda_parts import Anchor, CudaEvent
+from hwreplay.driver import CudaError
+from hwreplay.probe import ProbeOptions, probe
+from hwreplay.probe_plan import Chosen, Plan
 from hwreplay.result import ScheduleRef
 from hwreplay.run import Options, Prepared, replays
 
 REF = ScheduleRef("s.jsonl", "0", "run", "link")
+PLAN = Plan((64, 256), (64, 256), (1, 4), (64,), 256, 8192, (4096,), (4096,), (1,), 8192)
 KEYS = ["torch", "memcpy_async", "memcpy_batch", "triton", "cuda"]
 
 
@@ -70,9 +74,8 @@ def test_loads_may_be_read_at_any_time_stores_only_in_order(driver: HostDriver, 
 
 def test_every_backend_is_probed(driver: HostDriver, tmp_path: Path) -> None:
     """Cells of all of them, pageable ones only where the host makes each copy."""
-    plan = Plan((64, 256), (64, 256), (1, 4), (64,), 256, 8192, (4096,), (4096,), (1,), 8192)
     keys = [key for key in KEYS if key not in ("cuda", "triton")]
-    options = ProbeOptions("quick", 20, tmp_path, plan)
+    options = ProbeOptions("quick", 20, tmp_path, PLAN)
     result = probe(Chosen([backend(key) for key in keys]), options, lambda _: machine(driver))
     assert {(cell.backend, cell.way) for cell in result.copies if cell.pinned} == {
         ("torch", "dma_loop"), ("memcpy_async", "dma_loop"), ("memcpy_batch", "dma_batch"),
@@ -82,6 +85,21 @@ def test_every_backend_is_probed(driver: HostDriver, tmp_path: Path) -> None:
     }  # fmt: skip
     assert result.registration[0].register_ns > 0
     assert driver.registered == {}
+
+
+def test_a_backend_that_fails_does_not_stop_the_probe(
+    driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named with its error; the others are measured."""
+
+    def refuse(*_: object) -> None:
+        raise CudaError("cuMemcpyBatchAsync at descriptor 1 of 4: CUDA_ERROR_INVALID_VALUE (1)")
+
+    monkeypatch.setattr(driver, "memcpy_batch", refuse)
+    options = ProbeOptions("quick", 20, tmp_path, PLAN)
+    found = probe(Chosen([backend("memcpy_batch"), backend("memcpy_async")]), options, lambda _: machine(driver))
+    assert {cell.backend for cell in found.copies} == {"memcpy_async"} == {cell.backend for cell in found.duplex}
+    assert "memcpy_batch failed and was not measured further: cuMemcpyBatchAsync at descriptor 1" in found.notes[1]
 
 
 def test_units_add_up() -> None:

@@ -11,7 +11,8 @@ from replay_worlds import QuickMachine
 from hwreplay.backends import backend
 from hwreplay.bench import Bench, Shape, Sides, batch_of
 from hwreplay.host_machine import HostMachine
-from hwreplay.probe import PLANS, Chosen, Plan, ProbeOptions, chosen_backends, probe
+from hwreplay.probe import ProbeOptions, probe
+from hwreplay.probe_plan import PLANS, Chosen, Plan, chosen_backends
 from kvsim.errors import UserError
 
 TINY = Plan(
