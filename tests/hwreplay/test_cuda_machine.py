@@ -72,10 +72,11 @@ def test_loads_may_be_read_at_any_time_stores_only_in_order(driver: HostDriver, 
     assert driver.orders[2:] == ["stream", "stream", "any", "stream", "stream", "stream", "any", "stream"]
 
 
-def test_every_backend_is_probed(driver: HostDriver, tmp_path: Path) -> None:
+def test_every_backend_is_probed(driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells of all of them, pageable ones only where the host makes each copy."""
+    monkeypatch.setattr("hwreplay.probe._REPEATS", (1, 2))
     keys = [key for key in KEYS if key not in ("cuda", "triton")]
-    options = ProbeOptions("quick", 20, tmp_path, PLAN)
+    options = ProbeOptions("quick", 60, tmp_path, PLAN)
     result = probe(Chosen([backend(key) for key in keys]), options, lambda _: machine(driver))
     assert {(cell.backend, cell.way) for cell in result.copies if cell.pinned} == {
         ("torch", "dma_loop"), ("memcpy_async", "dma_loop"), ("memcpy_batch", "dma_batch"),
@@ -91,12 +92,13 @@ def test_a_backend_that_fails_does_not_stop_the_probe(
     driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named with its error; the others are measured."""
+    monkeypatch.setattr("hwreplay.probe._REPEATS", (1, 2))
 
     def refuse(*_: object) -> None:
         raise CudaError("cuMemcpyBatchAsync at descriptor 1 of 4: CUDA_ERROR_INVALID_VALUE (1)")
 
     monkeypatch.setattr(driver, "memcpy_batch", refuse)
-    options = ProbeOptions("quick", 20, tmp_path, PLAN)
+    options = ProbeOptions("quick", 60, tmp_path, PLAN)
     found = probe(Chosen([backend("memcpy_batch"), backend("memcpy_async")]), options, lambda _: machine(driver))
     assert {cell.backend for cell in found.copies} == {"memcpy_async"} == {cell.backend for cell in found.duplex}
     assert "memcpy_batch failed and was not measured further: cuMemcpyBatchAsync at descriptor 1" in found.notes[1]

@@ -31,7 +31,7 @@ TINY = Plan(
 
 def test_all_sections(tmp_path: Path) -> None:
     """Each cell is measured once; those that do not fit into half of the region are not there."""
-    options = ProbeOptions("quick", 30, tmp_path, TINY)
+    options = ProbeOptions("quick", 60, tmp_path, TINY)
     result = probe(Chosen([backend("host")]), options, lambda _: QuickMachine())
     assert sorted((cell.direction, cell.scattered, cell.descriptor_bytes, cell.count) for cell in result.copies) == [
         (direction, scattered, size, count)
