@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from kvsim.cohort import Cohort
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
+from kvsim.connectors.offloading_023 import OffloadingConnector023
+from kvsim.connectors.offloading_runs import RunOffloadingConnector
 from kvsim.extents.kv_cache_manager import RunKVCacheManager
+from kvsim.refusal import Refusal
 from kvsim.request import Request, RequestStatus
 from kvsim.run_load_failures import RunLoadFailures
 from kvsim.scheduler import Scheduler
 from kvsim.scheduler_023 import Scheduler023
 from kvsim.waiting import RequestQueue
+from kvsim.waiting_memory import WaitingMemory
 
 
 class InexactError(Exception):
@@ -45,14 +50,25 @@ class CohortScheduler(Scheduler):
         self._contested: dict[Request, None] = {}  # members whose future blocks somebody else has asked for
         self._come_back: dict[Request, None] = {}  # preempted and not running again
         self._offering: dict[Request, None] = {}  # members whose last offer to the connector found no room
-        self._looked_up: list[tuple[Request, int]] = []  # in this step, and the blocks hit locally
+        self._looked_up: list[Sequence[int]] = []  # in this step: segments of each local hit
         self._effects_before = 0  # what the connector's lookups had changed before this step's decisions
         self._is_blocked = False  # the scan of waiting requests has ended at one that does not fit
         self._num_refusals = 0  # in this step's decisions
+        self._chunk: tuple[Request, int] | None = None  # what is scheduled in every step of a stretch beside the cohort
+        self._memory: WaitingMemory | None = None
+        self._no_room = False  # for the request that is being admitted, whatever is left of the budget
+        self._blocked_by: Request | None = None  # the request that is known to end the scan
+        connector = self.connector
+        if isinstance(connector, RunOffloadingConnector) and not isinstance(connector, OffloadingConnector023):
+            # (0.23.0's lookups touch what they find, so leaving one out changes what the next one leaves behind.)
+            self._memory = WaitingMemory(self.kv.pool, connector, self.num_reserved_blocks)
+            self._refusal = Refusal(self.kv.pool, connector, enabled=False)  # type: ignore[arg-type]
 
     # -- requests in and out
     def add_request(self, request: Request) -> None:
         super().add_request(request)
+        if self._memory is not None:
+            self._memory.disturb()
         users, growing = self._users, self._growing
         for segment in _shared_segments(request, 0):
             users[segment] = users.get(segment, 0) + 1
@@ -68,6 +84,8 @@ class CohortScheduler(Scheduler):
         self._individuals.pop(request, None)
         self._order.pop(request, None)
         self._come_back.pop(request, None)
+        if self._memory is not None:
+            self._memory.forget(request)
         users = self._users
         for segment in _shared_segments(request, 0):
             users[segment] -= 1
@@ -84,6 +102,8 @@ class CohortScheduler(Scheduler):
         self._individuals.pop(request, None)
         del self._order[request]
         self._come_back[request] = None
+        if self._memory is not None:
+            self._memory.forget(request)
         super()._preempt(request)
 
     # -- in and out of the cohort
@@ -189,25 +209,68 @@ class CohortScheduler(Scheduler):
         return wanted <= budget or self.running[-count:] == list(self._individuals)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
-        before, self._is_blocked = len(self.running), False
-        super()._schedule_waiting(output, budget)
-        for request in self.running[before:]:
+        memory, running = self._memory, self.running
+        if budget <= 0 or len(running) >= self.limits.max_num_seqs or not self.waiting:
+            self._is_blocked = False
+            return
+        if memory is not None and not self.received and (known := memory.known_outcome()) is not None:
+            self._looked_up = known
+            return
+        before, self._is_blocked = len(running), False
+        if memory is None:
+            super()._schedule_waiting(output, budget)
+        else:
+            self._blocked_by = None
+            memory.begin_scan()
+            super()._schedule_waiting(output, budget)
+            memory.end_scan(self._looked_up, self._blocked_by)
+        for request in running[before:]:
             self._num_admitted += 1
             self._order[request] = self._num_admitted
             self._individuals[request] = None
             self._come_back.pop(request, None)
 
     def _admit(self, request: Request, queue: RequestQueue, output: SchedulerOutput, budget: int) -> int | None:
+        memory = self._memory
+        if memory is None:
+            tokens = super()._admit(request, queue, output, budget)
+            self._is_blocked = tokens is None
+            return tokens
+        looked_up = self._looked_up
+        if (hit := memory.deferral(request)) is not None:
+            looked_up.append(hit)
+            self.waiting.skip(queue)
+            return 0
+        if memory.is_refused(request):
+            if (hit := memory.refused_hit) is not None:
+                looked_up.append(hit)
+            self._is_blocked, self._blocked_by = True, request
+            return None
+        memory.begin_lookup()
+        self._no_room, before = False, len(looked_up)
         tokens = super()._admit(request, queue, output, budget)
+        hit = looked_up[before] if len(looked_up) > before else None
         self._is_blocked = tokens is None
+        if tokens == 0 and hit is not None and request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
+            memory.defer(request, hit)
+        elif tokens is None and self._no_room:
+            memory.refuse(request, hit)
+            self._blocked_by = request
+        else:
+            memory.forget(request)
         return tokens
 
+    def _allocate(self, request: Request, tokens: int, hits: Any, external: int, is_async: bool) -> bool:
+        is_done = super()._allocate(request, tokens, hits, external, is_async)
+        self._no_room = not is_done and (is_async or self.limits.scheduler_reserve_full_isl)
+        return is_done
+
     def _look_outside(self, request: Request, local: int) -> tuple[int, bool] | None:
-        self._looked_up.append((request, local // self.kv.block_size))
+        self._looked_up.append(_local_segments(request, local // self.kv.block_size))
         return super()._look_outside(request, local)
 
     def update_from_output(self, output: SchedulerOutput, worker_output: WorkerOutput | None) -> list[Request]:
-        self._is_under_way = False
+        self._is_under_way, self._chunk = False, None
         if output.num_decoding:
             due = self.cohort.due()
             for request in due:
@@ -238,19 +301,48 @@ class CohortScheduler(Scheduler):
             return 1
         room = pool.num_free
         if self.connector is not None:
-            asked = [*self._looked_up, self._refusal.held] if self._refusal.held else self._looked_up
             sensitive: set[int] = set()
-            for request, blocks in asked:
-                path = request.block_hashes.path  # type: ignore[attr-defined]
-                sensitive.update(run[0] for run in path.runs(0, blocks))
+            for segments in self._looked_up:
+                sensitive.update(segments)
+            if self._refusal.held:
+                sensitive.update(_local_segments(*self._refusal.held))
             if sensitive or pool.watchers:
                 room = pool.blocks_before(sensitive, room)
         cohort = self.cohort
         taken = cohort.demand(1)  # the blocks of this step
         return max(cohort.most_steps(cohort.steps_to_end(), taken + room), 1)
 
+    def num_alike_chunks(self, output: SchedulerOutput) -> int:
+        """How many steps, this one included, give the whole budget to the cohort and the same prompt; at least 1.
+
+        In none of them is the prompt complete, and with the budget used up nobody looks at those who wait. Only without
+        a connector: it would have to hear of each chunk.
+        """
+        limits, pool, cohort = self.limits, self.kv.pool, self.cohort
+        (request, tokens), *others = output.num_scheduled_tokens.items()
+        spent = tokens + output.num_decoding == limits.max_num_batched_tokens
+        if others or not spent or output.preempted or limits.long_prefill_token_threshold:
+            return 1
+        if output.num_decoding != len(cohort) or len(self._individuals) != 1 or tokens == 1:
+            return 1
+        computed, size = request.num_computed_tokens, self.kv.block_size  # this chunk counts already
+        most = 1 + (min(request.num_tokens, limits.max_model_len - 1) - computed - 1) // tokens
+        if len(cohort):
+            most = min(most, cohort.steps_to_end())
+        steps, held, taken = 1, self.kv.num_held_blocks(request), cohort.demand(1)
+        while steps < most:
+            blocks = -(-(computed + steps * tokens) // size) - held
+            if blocks + cohort.demand(steps + 1) - taken > pool.num_free:
+                break
+            steps += 1
+        if steps > 1:
+            self._chunk = request, tokens
+        return steps
+
     def arrivals_matter(self) -> bool:
         """Whether a request that arrives during quiet steps could be admitted: not behind one that does not fit."""
+        if self._chunk is not None:
+            return False
         is_blocked = self._is_blocked or self._refusal.held or len(self.running) >= self.limits.max_num_seqs
         return self._by_priority or not is_blocked
 
@@ -266,6 +358,11 @@ class CohortScheduler(Scheduler):
     def go_on(self, steps: int) -> None:
         """The step under way and those behind it are over, and so many steps later one like it is under way."""
         cohort = self.cohort
+        if self._chunk is not None:
+            for _ in range(steps):
+                cohort.advance(1)
+                self._take_next()
+            return
         self.kv.pool.take(cohort.demand(steps + 1) - cohort.demand(1))
         cohort.advance(steps)
         self._repeat_refusals(steps)
@@ -275,8 +372,16 @@ class CohortScheduler(Scheduler):
         """Inside, the step under way is over; behind, the next one like it is under way."""
         self.cohort.advance(1)
         yield
-        self.kv.pool.take(self.cohort.demand(1))
+        self._take_next()
         self._repeat_refusals(1)
+
+    def _take_next(self) -> None:
+        """Blocks for the next step of a stretch."""
+        self.kv.pool.take(self.cohort.demand(1))
+        if self._chunk is not None:
+            request, tokens = self._chunk
+            self.kv.allocate_slots(request, tokens)
+            request.num_computed_tokens += tokens
 
     def _repeat_refusals(self, steps: int) -> None:
         if self._num_refusals and self.connector is not None:
@@ -317,6 +422,13 @@ class CohortScheduler(Scheduler):
 
 class CohortScheduler023(CohortScheduler, Scheduler023):
     """Of release 0.23.0."""
+
+
+def _local_segments(request: Request, blocks: int) -> Sequence[int]:
+    """Segments of the request's first so many blocks."""
+    path = request.block_hashes.path  # type: ignore[attr-defined]
+    segments: Sequence[int] = path.segments[: bisect_left(path.ends, blocks) + 1] if blocks else ()
+    return segments
 
 
 def _shared_segments(request: Request, first: int) -> list[int]:

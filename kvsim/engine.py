@@ -164,7 +164,8 @@ class Engine:
             instant = self.env.now
             if steps > MAX_STEPS_AT_AN_INSTANT:
                 raise NoProgressError(_no_progress(self.scheduler, instant))
-            self._take_aborts()
+            if self._aborts or self._over:
+                self._take_aborts()
             if self.scheduler.has_unfinished():
                 self._idle_steps = 0
             if self._has_work():

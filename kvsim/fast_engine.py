@@ -32,6 +32,7 @@ class WindowTime(Protocol):
         ...
 
 
+MIN_CHUNKS = 2  # of a prompt; a window of so few takes as long as deciding them
 LONGEST_SLOWED = 64  # steps; while copies slow them down they are added up one by one
 
 
@@ -91,6 +92,29 @@ class _Window:
             else:
                 low = middle + 1
         return low
+
+
+class _ChunkWindow(_Window):
+    """Steps that each compute a chunk of one prompt, and a token of each decoding request.
+
+    Args:
+        tokens: of a chunk.
+        before: of the prompt that are computed before the first step.
+    """
+
+    def __init__(
+        self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int, tokens: int, before: int
+    ) -> None:
+        super().__init__(model, decode, started_ns, steps, FULL_PPM)
+        self._tokens, self._before, self._sums = tokens, before, [0]
+
+    def work_ns(self, steps: int) -> int:
+        sums, tokens = self._sums, self._tokens
+        while len(sums) <= steps:
+            passed = len(sums) - 1
+            decode = [context + passed for context in self._decode]
+            sums.append(sums[-1] + self._model.step_ns([(tokens, self._before + passed * tokens)], decode))
+        return sums[steps]
 
 
 class FastEngine(Engine):
@@ -171,10 +195,8 @@ class FastEngine(Engine):
 
     def _forward(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
         self.num_decisions += 1
-        steps = 1
-        if output.num_decoding and not output.num_scheduled_tokens and self._is_calm(output):
-            steps = self.scheduler.num_quiet_steps(output)
-        if steps == 1:
+        window = self._find_window(output)
+        if window is None:
             if output.hits or self._is_disturbed():  # copies begin behind the pass, or slow it down
                 yield from super()._forward(output)
                 return
@@ -183,11 +205,7 @@ class FastEngine(Engine):
             yield self.env.at(forward_ns)
             self._is_alone = True
             return
-        window = self._window = _Window(
-            self._window_time, self._decode_contexts(output, []), self.env.now, steps, self.compute.speed_ppm
-        )
-        window.stores_matter = self.scheduler.stores_matter()
-        self._under_way = 1
+        self._window, self._under_way = window, 1
         self._observer.on_forward(window.work_ns(1))
         self.compute.before_change = self._hand_over
         lost_before = self.compute.lost_ns
@@ -207,6 +225,21 @@ class FastEngine(Engine):
         if lost_ns:
             self._observer.on_slowdown(lost_ns)
         self._is_alone = not window.is_handed_over
+
+    def _find_window(self, output: SchedulerOutput) -> _Window | None:
+        """The steps like this one that will follow it, if there will be any."""
+        scheduler, scheduled, now = self.scheduler, output.num_scheduled_tokens, self.env.now
+        window: _Window | None = None
+        if not scheduled:
+            if output.num_decoding and self._is_calm(output) and (steps := scheduler.num_quiet_steps(output)) > 1:
+                decode = self._decode_contexts(output, [])
+                window = _Window(self._window_time, decode, now, steps, self.compute.speed_ppm)
+                window.stores_matter = scheduler.stores_matter()
+        elif self.worker is None and len(scheduled) == 1 and (steps := scheduler.num_alike_chunks(output)) > MIN_CHUNKS:
+            ((request, tokens),) = scheduled.items()
+            decode, before = self._decode_contexts(output, []), request.num_computed_tokens - tokens
+            window = _ChunkWindow(self._window_time, decode, now, steps, tokens, before)
+        return window
 
     def _is_calm(self, output: SchedulerOutput) -> bool:
         """Whether neither worker nor link has anything to do with this step or the next but to go on."""

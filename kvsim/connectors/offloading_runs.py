@@ -15,6 +15,7 @@ from kvsim.connectors.offloading import (
     num_computed_at_end,
 )
 from kvsim.connectors.offloading_023 import OffloadingConnector023
+from kvsim.extents.changes import Changes
 from kvsim.extents.context import RunContext
 from kvsim.extents.extent_pool import ExtentPool
 from kvsim.extents.ledger import RunOffloadingManager
@@ -38,12 +39,19 @@ class _LoadingRuns:
 
     def __init__(self) -> None:
         self._keys = RunSet()
+        self.changes = Changes()
 
     def update(self, keys: Runs) -> None:
         self._keys.add(keys.runs)
+        self._tell(keys)
 
     def difference_update(self, keys: Runs) -> None:
         self._keys.discard(keys.runs)
+        self._tell(keys)
+
+    def _tell(self, keys: Runs) -> None:
+        for run in keys.runs:
+            self.changes.note(run[0])
 
     def isdisjoint(self, keys: Runs) -> bool:
         return self._keys.isdisjoint(keys.runs)
@@ -84,6 +92,31 @@ class RunOffloadingConnector(OffloadingConnector):
         """See `KVConnector`; the ledger knows."""
         effects: int = self.manager.num_changes  # type: ignore[attr-defined]
         return effects
+
+    @property
+    def lookup_version(self) -> int:
+        """Grows with everything that a lookup could notice and `lookup_changes` do not tell."""
+        version: int = self.manager.lookup_version  # type: ignore[attr-defined]
+        return version
+
+    @property
+    def lookup_changes(self) -> tuple[Changes, ...]:
+        """What a lookup could notice, by the segment of chunks: in ledger and tiers, and of what is being loaded."""
+        changes: tuple[Changes, ...] = self.manager.lookup_changes  # type: ignore[attr-defined]
+        return changes if self._loading is None else (*changes, self._loading.changes)  # type: ignore[attr-defined]
+
+    def chunk_segments(self, request: Request) -> Sequence[int]:
+        """Segments of all chunks that a lookup of the request could ask for."""
+        path: Path = self._states[request].context.path
+        return path.segments
+
+    def refresh(self) -> None:
+        """What every lookup in the ledger does before it looks."""
+        self.manager.refresh()  # type: ignore[attr-defined]
+
+    def is_busy(self, request: Request) -> bool:
+        """Whether the request is not looked up because copies of an earlier life are in flight."""
+        return bool(self._states[request].jobs)
 
     def repeats_offer(self, request: Request) -> bool:
         return self.offload_prompt_only and self._states[request].refused

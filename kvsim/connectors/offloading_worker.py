@@ -31,7 +31,8 @@ class OffloadingWorker:
         for job_id in sorted(meta.flush):
             if (own := meta.stores.pop(job_id, None)) is not None:
                 self._deferred[job_id] = own
-        self._submit(self._deferred)
+        if self._deferred:
+            self._submit(self._deferred)
         waiting = [self._open[job_id][1] for job_id in sorted(meta.flush) if job_id in self._open]
         for job in waiting:
             self._copier.flush(job)
@@ -41,7 +42,8 @@ class OffloadingWorker:
 
     def start_load_kv(self, meta: OffloadingMeta) -> None:
         """Submit this step's loads."""
-        self._submit(meta.loads)
+        if meta.loads:
+            self._submit(meta.loads)
 
     def _submit(self, jobs: dict[int, Job]) -> None:
         for job in jobs.values():
@@ -86,10 +88,11 @@ class OffloadingWorker:
         for queue in self._queues.values():
             while queue and (queue[0].job_id not in self._open or self._copier.is_done(queue[0])):
                 self._finish(queue.popleft())
-        for job in self._flushed:
-            if job.job_id in self._open and self._copier.is_done(job):
-                self._finish(job)
-        self._flushed = [job for job in self._flushed if job.job_id in self._open]
+        if self._flushed:
+            for job in self._flushed:
+                if job.job_id in self._open and self._copier.is_done(job):
+                    self._finish(job)
+            self._flushed = [job for job in self._flushed if job.job_id in self._open]
 
     def _finish(self, job: Job) -> None:
         if job.job_id in self._open:

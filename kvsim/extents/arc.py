@@ -118,6 +118,7 @@ class RunArcPolicy(RunPolicy):
         for piece in queue if count else ():
             if piece.ref_count:
                 continue
+            self.changes.note(piece.segment)
             size = piece.last - piece.first
             if size > count:
                 self.pieces.split(piece, oldest_end(piece, count))  # the piece keeps its older part

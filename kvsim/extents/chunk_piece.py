@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from kvsim.extents.changes import Changes
 from kvsim.extents.context import RunContext
 from kvsim.extents.intervals import Interval
 from kvsim.extents.path import Run
@@ -53,11 +54,13 @@ class RunPolicy(ABC):
     Attributes:
         pieces: what is resident.
         num_changes: grows when a touch did something that it would do again if it were repeated.
+        changes: of what a lookup would find; the policy notes what it evicts, the ledger everything else.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.num_changes = 0
+        self.changes = Changes()
         self.pieces: PieceMap[ChunkPiece] = PieceMap(self._cut)
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from kvsim.extents.changes import Changes
 from kvsim.extents.path import Key, Path, Run
 from kvsim.extents.pool_copies import Copies, Hits
 from kvsim.extents.pool_pieces import NO_SEGMENT, PoolPiece, Table
@@ -21,9 +22,11 @@ class ExtentPool:
         release_epoch: grows with every event that could let a request fit that did not fit before.
         touched_jobs: jobs that read blocks which were handed out or hit since the caller last cleared this: of each,
             the contents of those blocks. They must be complete before anything is computed.
+        changes: of what can be found.
     """
 
     def __init__(self, num_blocks: int) -> None:
+        self.changes = Changes()
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
         self.evicted_blocks = 0
@@ -83,6 +86,8 @@ class ExtentPool:
                 self.evicted_blocks += taken
                 if piece.watch:
                     self._note_touched(piece, first, first + taken)
+                if piece.segment in self.changes.watched:
+                    self.changes.note(piece.segment)
                 self._copies.evict(piece, first, first + taken)
 
     def touch(self, path: Path, count: int, table: Table) -> None:
@@ -124,6 +129,7 @@ class ExtentPool:
 
     def _add(self, table: Table, segment: int, first: int, last: int) -> None:
         """Contents that nobody had: the end of a table gets them."""
+        self.changes.note(segment)
         if table.pieces:
             piece = table.pieces[-1]
             if piece.last == first and piece.segment == segment and self._copies.extend(piece, last):

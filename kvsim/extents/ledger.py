@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kvsim.extents.changes import Changes
 from kvsim.extents.chunk_piece import ChunkPiece, RunPolicy
 from kvsim.extents.context import RunContext
 from kvsim.extents.intervals import Interval, interval_of
@@ -46,6 +47,19 @@ class RunOffloadingManager(Primary):
         A refusal alone is not: it is counted, and repeated for nothing (see `repeat_refusals`).
         """
         return self.policy.num_changes + self._num_marked
+
+    @property
+    def lookup_version(self) -> int:
+        """Grows with every change that `lookup_prefix` could notice and `lookup_changes` do not tell."""
+        return 0
+
+    @property
+    def lookup_changes(self) -> tuple[Changes, ...]:
+        """What a lookup could notice, by segment."""
+        return (self.policy.changes,)
+
+    def refresh(self) -> None:
+        """A lookup is about to come: take in what others have to tell. Here is nobody."""
 
     def repeat_refusals(self, count: int) -> None:
         """So many offers were made again, and refused again, because nothing had changed."""
@@ -136,6 +150,8 @@ class RunOffloadingManager(Primary):
         self._num_evicted += evicted
         self._num_refusals += first + count < last
         self._epoch += count + evicted
+        if count:
+            self._tell_changed(context.path.runs(first, first + count))
         self._note_promoted(context, first, first + count, min(first + count + 1, last))
         return count
 
@@ -147,6 +163,7 @@ class RunOffloadingManager(Primary):
                 self._release(piece)
             else:
                 self._drop(piece)
+        self._tell_changed(keys.runs)
         self._epoch += 1
 
     def on_request_finished(self, context: RunContext) -> None:
@@ -208,7 +225,7 @@ class RunOffloadingManager(Primary):
         new = [part for interval in used for part in context.seen.add(*interval)]
         if new:
             self._num_marked += 1
-            self.policy.on_access(context, new)
+            self.policy.on_access(context, new if reused else ())  # nothing of it is here yet
         for interval in reused:
             for part in context.inserted.missing(*interval):
                 context.reused.add(*part)
@@ -254,6 +271,7 @@ class RunOffloadingManager(Primary):
         for first, last in positions:
             context.inserted.add(first, last)
         self._num_chunks += len(keys)
+        self._tell_changed(keys.runs)
         self._epoch += 1
         return StorePlan(keys, keys)
 
@@ -270,7 +288,14 @@ class RunOffloadingManager(Primary):
             self._num_evictable += piece.last - piece.first
             self.policy.on_evictable(piece)
 
+    def _tell_changed(self, runs: Iterable[Run]) -> None:
+        changes = self.policy.changes
+        if changes.watched:
+            for run in runs:
+                changes.note(run[0])
+
     def _drop(self, piece: ChunkPiece) -> None:
+        self.policy.changes.note(piece.segment)
         self._num_chunks -= piece.last - piece.first
         self.policy.remove(piece)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvsim.extents.changes import Changes
 from kvsim.extents.path import Run, Runs
 from kvsim.extents.pieces import Piece, PieceMap, join_on
 from kvsim.offload.tiering import Answer
@@ -40,6 +41,7 @@ class RunLookup:
         self._runs_of: dict[str, list[Run]] = {}
         self._batch: list[Run] = []  # asked in this step
         self.epoch = 0  # grows with every answer
+        self.changes = Changes()  # of answers
         self.num_changes = 0  # grows when somebody asks for the first time
 
     def peek(self, run: Run) -> tuple[Answer, int]:
@@ -100,6 +102,7 @@ class RunLookup:
     def answer(self, found: Iterable[tuple[Run, bool]]) -> None:
         """The background has looked."""
         for run, is_there in found:
+            self.changes.note(run[0])
             for piece in self._pieces.cover(run):
                 piece.is_looked_for = False
                 if piece.askers:
@@ -111,6 +114,7 @@ class RunLookup:
     def mark_miss(self, keys: Runs) -> None:
         """These could not be read: whoever asks hears so."""
         for run in keys.runs:
+            self.changes.note(run[0])
             for piece in self._pieces.cover(run):
                 if piece.answer:
                     piece.answer = False

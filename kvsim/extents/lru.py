@@ -38,6 +38,7 @@ class RunLruPolicy(RunPolicy):
             group = groups[ranks[emptied]]
             while group and count:
                 piece = group[-1]
+                self.changes.note(piece.segment)
                 size = piece.last - piece.first
                 if size > count:
                     piece.last -= count

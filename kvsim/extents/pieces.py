@@ -71,6 +71,8 @@ class PieceMap(Generic[P]):
         pieces = self._lists.get(segment)
         if not pieces:
             return []
+        if len(pieces) == 1:  # as in most segments
+            return pieces[:] if pieces[0].first < last and pieces[0].last > first else []
         start = find(pieces, first)
         stop = start
         while stop < len(pieces) and pieces[stop].first < last:

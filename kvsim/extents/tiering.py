@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvsim.extents.changes import Changes
 from kvsim.extents.context import RunContext
 from kvsim.extents.ledger import RunOffloadingManager
 from kvsim.extents.path import Run, Runs
@@ -18,7 +19,17 @@ class RunTier(SecondaryTier, Protocol):
 
     @property
     def num_changes(self) -> int:
-        """Grows with what asking or polling has started, changed or cost: if it stands still, repeating it is free."""
+        """Grows with what asking has started, changed or cost: if it stands still, repeating it is free."""
+        ...
+
+    @property
+    def lookup_version(self) -> int:
+        """Grows with every change that `peek` could notice and `lookup_changes` do not tell."""
+        ...
+
+    @property
+    def lookup_changes(self) -> tuple[Changes, ...]:
+        """What `peek` could notice, by segment."""
         ...
 
     def peek(self, run: Run) -> tuple[Answer, int]:
@@ -88,6 +99,20 @@ class RunTieringManager(TieringManager):
         as no copy ends and no tier has news.
         """
         return self._num_changes + self.primary.num_changes + sum(tier.num_changes for tier in self.tiers)
+
+    @property
+    def lookup_version(self) -> int:
+        """See `RunOffloadingManager`; for lookups behind a `refresh`."""
+        return sum([tier.lookup_version for tier in self.tiers])
+
+    @property
+    def lookup_changes(self) -> tuple[Changes, ...]:
+        """See `RunOffloadingManager`."""
+        return sum((tier.lookup_changes for tier in self.tiers), self.primary.lookup_changes)
+
+    def refresh(self) -> None:
+        """A lookup is about to come: take in what the tiers have to tell, once in a step."""
+        self._poll_once()
 
     def lookup_prefix(self, context: RunContext, first: int, last: int) -> PrefixHit:
         self._poll_once()
@@ -183,3 +208,8 @@ class RunTieringManager(TieringManager):
 
 class RunTieringManager023(RunTieringManager, TieringManager023):
     """0.23.0: `TieringManager023` by the run."""
+
+    @property
+    def num_changes(self) -> int:
+        """See `RunTieringManager`; news may come when a step's lookups have been made, and change the next one's."""
+        return super().num_changes + self.num_news

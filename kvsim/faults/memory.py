@@ -37,6 +37,12 @@ class BreakableLedger(Ledger):
     def epoch(self) -> int:
         return self._ledger.epoch + self._changes
 
+    @property
+    def lookup_version(self) -> int:
+        """See `RunOffloadingManager`."""
+        version: int = self._ledger.lookup_version  # type: ignore[attr-defined]
+        return version + self._changes
+
     def lookup_prefix(self, context: Context, first: int, last: int) -> PrefixHit:
         return PrefixHit(0, False) if self.is_away else self._ledger.lookup_prefix(context, first, last)
 

@@ -88,6 +88,7 @@ class TieringManager(Ledger):
         self.primary, self.tiers = primary, tiers
         self.on_promoted: Callable[[int, int], None] | None = None  # told of each chunk and its slot
         self._polled = False  # in this step
+        self.num_news = 0  # jobs of tiers that have been taken note of
         self._promotions: dict[tuple[int, str], Keys] = {}  # (tier, request) -> keys, in order of first promotion
         self._sources: dict[str, dict[int, int]] = {}  # request -> {key that it has promoted: tier}
         self._open_stores: dict[str, int] = {}  # request -> stores that have still to be cascaded
@@ -233,6 +234,7 @@ class TieringManager(Ledger):
         self._polled = True
         for tier in self.tiers:
             for outcome, keys in tier.poll():
+                self.num_news += 1
                 if outcome in {"load", "failed load"}:  # the primary's copy is written, or will never be
                     self.primary.complete_store(keys, success=outcome == "load")
                     if outcome == "load" and self.on_promoted is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsim.extents.changes import Changes
 from kvsim.extents.files import RunFiles
 from kvsim.extents.lookup import RunLookup
 from kvsim.extents.path import Key, Run
@@ -22,6 +23,19 @@ class RunStorageTier(StorageTier):
         answer, _count = self.peek(run)
         self.ask(run, request_id)
         return answer
+
+    @property
+    def lookup_version(self) -> int:
+        """Grows with every change that `peek` could notice and `lookup_changes` do not tell.
+
+        If answers come from the background, files matter only once some have been evicted that were found before.
+        """
+        return self.files.epoch if self._lookup is None or self.files.num_evicted else 0
+
+    @property
+    def lookup_changes(self) -> tuple[Changes, ...]:
+        """Answers from the background."""
+        return () if self._lookup is None else (self._lookup.changes,)
 
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What a lookup of the run's first chunk would answer, and of how many from there on."""
@@ -50,6 +64,16 @@ class RunExampleTier(ExampleTier):
 
     def __init__(self, totals: TierTotals, chunk_bytes: int) -> None:
         super().__init__(totals, chunk_bytes, RunFiles())
+
+    @property
+    def lookup_version(self) -> int:
+        """Grows with every change that `peek` could notice."""
+        return self.files.epoch
+
+    @property
+    def lookup_changes(self) -> tuple[Changes, ...]:
+        """Nothing is told by segment."""
+        return ()
 
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What a lookup of the run's first chunk would answer, and of how many from there on."""

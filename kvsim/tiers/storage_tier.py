@@ -118,7 +118,7 @@ class StorageTier:
 
     @property
     def num_changes(self) -> int:
-        """Grows with what asking or polling has started, changed or cost: if it stands still, repeating it is free."""
+        """Grows with what asking has started, changed or cost: if it stands still, repeating it is free."""
         return self._num_changes + (self._lookup.num_changes if self._lookup is not None else 0)
 
     def lookup(self, key: Any, request_id: str) -> Answer:
@@ -282,7 +282,6 @@ class StorageTier:
     def poll(self) -> list[TierJob]:
         """Jobs that have finished since the last poll."""
         done, self._done = self._done, []
-        self._num_changes += bool(done)
         if isinstance(self.files, Files) and self.files.on_evict is not None:
             for direction, keys in done:
                 if direction == "store":  # vLLM: when a job is picked up, for all its chunks
