@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvsim.errors import UserError
 from kvsim.results.schedule.order import Contents, Hazards, Operation, Order, in_order
 from kvsim.results.schedule.records import Job, Schedule, Side, Step
@@ -52,9 +54,8 @@ class _Checker:
             if job is None:
                 forward = operation
                 self._wait(operation, step.after, "")
-                blocks = [block for block, _ in step.writes]
-                for first, side, block in self._hazards.write(operation, "gpu", blocks):
-                    self._ordered(first, operation, side, block, "")
+                found = self._hazards.write(operation, "gpu", [block for block, _ in step.writes])
+                self._ordered(found, operation, "gpu", "")
                 self._contents.run(step, None)
                 continue
             name = f"job {job.job}: "
@@ -63,11 +64,11 @@ class _Checker:
                 self._order.wait(operation, behind)
             self._wait(operation, job.after, name)
             self._operations[job.job] = operation
-            for first, side, block in self._hazards.read(operation, job.source_side, job.source):
-                self._ordered(first, operation, side, block, name)
+            found = self._hazards.read(operation, job.source_side, job.source)
+            self._ordered(found, operation, job.source_side, name)
             self._reads(job, name)
-            for first, side, block in self._hazards.write(operation, job.destination_side, job.destination):
-                self._ordered(first, operation, side, block, name)
+            found = self._hazards.write(operation, job.destination_side, job.destination)
+            self._ordered(found, operation, job.destination_side, name)
             self._contents.run(step, job)
 
     def _wait(self, operation: Operation, after: tuple[int, ...], name: str) -> None:
@@ -77,12 +78,13 @@ class _Checker:
                 raise BrokenRuleError(f"{name}after[{place}] is {number}, expected a job that need not wait for this")
             self._order.wait(operation, first)
 
-    def _ordered(self, first: Operation, second: Operation, side: Side, block: int, name: str) -> None:
-        if not self._order.is_before(first, second):
-            who = "a forward pass" if first.job is None else f"job {first.job}"
-            raise BrokenRuleError(
-                f"{name}after is without {who}, expected to wait for it: both touch {_what(side)} {block}"
-            )
+    def _ordered(self, found: Mapping[Operation, int], second: Operation, side: Side, name: str) -> None:
+        for first, block in found.items():
+            if not self._order.is_before(first, second):
+                who = "a forward pass" if first.job is None else f"job {first.job}"
+                raise BrokenRuleError(
+                    f"{name}after is without {who}, expected to wait for it: both touch {_what(side)} {block}"
+                )
 
     def _reads(self, job: Job, name: str) -> None:
         held = self._contents.held[job.source_side]

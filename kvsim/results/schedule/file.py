@@ -62,7 +62,7 @@ class ScheduleWriter:
             self._out = plain
             if self._path.name.endswith(".gz"):  # no name, no date: the same bytes every time
                 packed = self._files.enter_context(
-                    gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0, compresslevel=6)
+                    gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0, compresslevel=3)
                 )
                 self._out = self._files.enter_context(io.BufferedWriter(packed, 1 << 16))
             self._out.write(header_line(self._header).encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kvsim.results.schedule.records import Direction, Initial, Job, Side, Step
+from kvsim.results.schedule.records import SIDES, Direction, Initial, Job, Side, Step
 
 _COMPUTE, _LOAD, _STORE, _NONE = 0, 1, 2, 3
 _STREAMS: dict[Direction, int] = {"load": _LOAD, "store": _STORE, "write": _NONE, "read": _NONE}
@@ -102,43 +102,45 @@ class Hazards:
     """
 
     def __init__(self) -> None:
-        self._writer: dict[tuple[Side, int], Operation] = {}
-        self._readers: dict[tuple[Side, int], list[Operation]] = {}
+        self._writer: dict[Side, dict[int, Operation]] = {side: {} for side in SIDES}
+        self._readers: dict[Side, dict[int, list[Operation]]] = {side: {} for side in SIDES}
 
-    def read(self, operation: Operation, side: Side, ids: Iterable[int]) -> Iterator[tuple[Operation, Side, int]]:
-        """It reads these; whom it has to wait for, and for which of them."""
+    def read(self, operation: Operation, side: Side, ids: Iterable[int]) -> dict[Operation, int]:
+        """It reads these; whom it has to wait for, each with one of the ids because of which."""
+        found: dict[Operation, int] = {}
+        writers, readers, stream = self._writer[side], self._readers[side], operation.stream
         for each in ids:
-            writer = self._writer.get((side, each))
+            writer = writers.get(each)
             if writer is not None:
-                yield writer, side, each
-            if side != "files":
-                self._add_reader((side, each), operation)
-
-    def _add_reader(self, place: tuple[Side, int], operation: Operation) -> None:
-        readers = self._readers.get(place)
-        if readers is None:
-            self._readers[place] = [operation]
-        elif operation.stream == _NONE:
-            readers.append(operation)
-        else:  # a later one of the same stream stands for the earlier
-            readers[:] = [reader for reader in readers if reader.stream != operation.stream]
-            readers.append(operation)
-
-    def write(self, operation: Operation, side: Side, ids: Iterable[int]) -> Iterator[tuple[Operation, Side, int]]:
-        """It writes these; whom it has to wait for, and for which of them."""
-        for each in ids:
-            place = (side, each)
+                found.setdefault(writer, each)
             if side == "files":
-                self._writer.setdefault(place, operation)
                 continue
-            before = self._readers.pop(place, None)
-            if before is None:
-                writer = self._writer.get(place)
-                before = [] if writer is None else [writer]
-            for first in before:
-                if first is not operation:
-                    yield first, side, each
-            self._writer[place] = operation
+            known = readers.get(each)
+            if known is None:
+                readers[each] = [operation]
+            elif stream == _NONE:
+                known.append(operation)
+            else:  # a later one of the same stream stands for the earlier
+                known[:] = [reader for reader in known if reader.stream != stream]
+                known.append(operation)
+        return found
+
+    def write(self, operation: Operation, side: Side, ids: Iterable[int]) -> dict[Operation, int]:
+        """It writes these; whom it has to wait for, each with one of the ids because of which."""
+        found: dict[Operation, int] = {}
+        writers, readers = self._writer[side], self._readers[side]
+        for each in ids:
+            if side == "files":
+                writers.setdefault(each, operation)
+                continue
+            known = readers.pop(each, None)
+            if known is not None:  # they have waited for the last writer
+                for reader in known:
+                    found.setdefault(reader, each)
+            elif (writer := writers.get(each)) is not None:
+                found.setdefault(writer, each)
+            writers[each] = operation
+        return found
 
 
 def in_order(step: Step) -> Iterator[Job | None]:
@@ -183,12 +185,11 @@ def ordered(steps: Sequence[Step]) -> list[Step]:
             wanted = [operations[number] for number in (step if job is None else job).after if number in operations]
             if job is None:
                 forward = operation
-                blocks = [block for block, _ in step.writes]
-                wanted += [first for first, _, _ in hazards.write(operation, "gpu", blocks)]
+                wanted += hazards.write(operation, "gpu", [block for block, _ in step.writes])
                 new_after = _needed(order, operation, wanted)
                 continue
-            wanted += [first for first, _, _ in hazards.read(operation, job.source_side, job.source)]
-            wanted += [first for first, _, _ in hazards.write(operation, job.destination_side, job.destination)]
+            wanted += hazards.read(operation, job.source_side, job.source)
+            wanted += hazards.write(operation, job.destination_side, job.destination)
             behind = job.behind
             if behind is None and any(first.stream == _COMPUTE for first in wanted):
                 behind = "previous"  # no number can name a pass, but that one comes after all of them
