@@ -16,7 +16,7 @@ from markupsafe import Markup
 from kvsim.errors import UserError
 from kvsim.report.plots import e2e_cdf, overlay, plots_of
 from kvsim.report.rows import Group, comparison_groups, summary_groups
-from kvsim.report.style import GRID, INK, PAPER, as_svg
+from kvsim.report.style import as_svg, inline_svg
 from kvsim.report.words import describe, describe_comparison
 from kvsim.results.compare import labels, mismatches
 from kvsim.results.runfolder import Run
@@ -53,7 +53,7 @@ def write_report(run: Run, path: Path, plots: Path | None = None) -> None:
         UserError: The file cannot be written.
     """
     pictures = [
-        Picture(_inline(as_svg(draw(run)) if plots is None else _saved(plots, key), key, text), text)
+        Picture(inline_svg(as_svg(draw(run)) if plots is None else _saved(plots, key), key, text), text)
         for key, (draw, text) in plots_of(run).items()
     ]
     _write(
@@ -83,7 +83,7 @@ def write_comparison(runs: Sequence[Run], path: Path) -> None:
         raise UserError(f"{path}: a comparison needs at least two runs, found {len(runs)}")
     names = labels(runs)
     pictures = [
-        Picture(_inline(as_svg(drawn), key, text), text)
+        Picture(inline_svg(as_svg(drawn), key, text), text)
         for key, drawn, text in (
             ("overlay", overlay(runs), "TTFT, cache hits and throughput; a colour belongs to one run."),
             ("e2e", e2e_cdf(*runs), "Which share of the requests were complete within a time."),
@@ -135,24 +135,6 @@ def _unbroken(text: str) -> str:
 
 def _saved(plots: Path, key: str) -> str:
     return (plots / f"{key}.svg").read_text(encoding="utf-8")
-
-
-def _inline(svg: str, key: str, text: str) -> Markup:
-    """An SVG file to stand inside a page: no namespaces, ids of its own, the theme's colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # in the page's CSS
-    head, body = svg.split(">", 1)
-    view = re.search(r'viewBox="[^"]*"', head)
-    box = view.group() if view else ""
-    body = body.replace("xlink:href", "href")
-    body = re.sub(r'\bid="([^"]*)"', rf'id="{key}-\1"', body)
-    body = re.sub(r"url\(#([^)]*)\)", rf"url(#{key}-\1)", body)
-    body = re.sub(r'href="#([^"]*)"', rf'href="#{key}-\1"', body)
-    for color, name in ((INK, "ink"), (PAPER, "paper"), (GRID, "grid")):
-        body = body.replace(color, f"var(--{name})")
-    label = Markup.escape(text)
-    # Safe: made by matplotlib, which escapes the texts in it.
-    return Markup(f'<svg {box} role="img" aria-label="{label}">{body}')  # noqa: S704
 
 
 def _sheets(runs: Sequence[Run], names: Sequence[str]) -> list[Sheet]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -104,3 +106,27 @@ def as_png(drawn: Figure) -> bytes:
         buffer = io.BytesIO()
         drawn.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
         return buffer.getvalue()
+
+
+def inline_svg(svg: str, key: str, text: str) -> Markup:
+    """An SVG file to stand inside a page: no namespaces, ids of its own, the theme's colours.
+
+    Args:
+        svg: what `as_svg` made.
+        key: begins its ids; another one for each picture of a page.
+        text: what a screen reader says.
+    """
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # in the page's CSS
+    head, body = svg.split(">", 1)
+    view = re.search(r'viewBox="[^"]*"', head)
+    box = view.group() if view else ""
+    body = body.replace("xlink:href", "href")
+    body = re.sub(r'\bid="([^"]*)"', rf'id="{key}-\1"', body)
+    body = re.sub(r"url\(#([^)]*)\)", rf"url(#{key}-\1)", body)
+    body = re.sub(r'href="#([^"]*)"', rf'href="#{key}-\1"', body)
+    for color, name in ((INK, "ink"), (PAPER, "paper"), (GRID, "grid")):
+        body = body.replace(color, f"var(--{name})")
+    label = Markup.escape(text)
+    # Safe: made by matplotlib, which escapes the texts in it.
+    return Markup(f'<svg {box} role="img" aria-label="{label}">{body}')  # noqa: S704

@@ -1,0 +1,5 @@
+"""``python -m hwreplay``."""
+
+from hwreplay.cli import main
+
+main()
