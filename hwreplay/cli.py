@@ -18,11 +18,12 @@ from rich.text import Text
 
 from hwreplay.backends import all_backends, backend
 from hwreplay.backends.base import Backend
-from hwreplay.console import output_console, probe_table, run_table, size_text
+from hwreplay.console import output_console, probe_table, run_table
 from hwreplay.driver import CudaError
 from hwreplay.nvrtc import CompileError
 from hwreplay.records import to_json
 from hwreplay.result import RunResult, write_probe, write_run
+from hwreplay.text import moved
 from kvsim import __version__
 from kvsim.errors import UserError
 from kvsim.units import parse_size
@@ -171,7 +172,7 @@ def _show_run(path: Path, result: RunResult) -> None:
     verified = result.integrity
     console.print(
         f"makespan {result.makespan_ns / 10**9:.3f} s, {verified.verified_blocks:,} blocks"
-        f" ({size_text(verified.verified_bytes)}) and {verified.witnessed_words:,} words of all copies verified",
+        f" ({moved(verified.verified_bytes)}) and {verified.witnessed_words:,} words of all copies verified",
         highlight=False,
     )
     console.print(Text(f"result {path}"), soft_wrap=True)

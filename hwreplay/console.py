@@ -9,27 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hwreplay.result import CopyCell, JobResult, ProbeResult, RunResult
-
-_SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
-_TIMES = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
+from hwreplay.text import moved, time_text
 
 
 def output_console() -> Console:
     """Standard output; where it is not a terminal, as wide as COLUMNS says, else 100."""
     console = Console()
     return console if console.is_terminal else Console(width=int(os.environ.get("COLUMNS") or 100))
-
-
-def time_text(ns: float) -> str:
-    """Three digits and a unit."""
-    size, unit = next(((size, unit) for size, unit in _TIMES if abs(ns) >= size), _TIMES[-1])
-    return f"{ns / size:.3g} {unit}"
-
-
-def size_text(size: int) -> str:
-    """Three digits and a unit."""
-    scale, unit = next(((scale, unit) for scale, unit in _SIZES if size >= scale), _SIZES[-1])
-    return f"{size / scale:.3g} {unit}"
 
 
 def rate_text(size: int, ns: int) -> str:
@@ -62,7 +48,7 @@ def _job_row(jobs: Sequence[JobResult]) -> list[str]:
     size, busy = sum(job.bytes for job in jobs), _union_ns(jobs)
     middle = len(jobs) // 2
     return [
-        f"{len(jobs):,}", size_text(size), time_text(taken[middle]), time_text(taken[-1]), time_text(busy),
+        f"{len(jobs):,}", moved(size), time_text(taken[middle]), time_text(taken[-1]), time_text(busy),
         rate_text(size, busy), time_text(submit[middle]),
     ]  # fmt: skip
 
@@ -87,7 +73,7 @@ def probe_table(result: ProbeResult) -> Table:
             key = (cell.backend, cell.direction, cell.descriptor_bytes)
             if key not in best or best[key].count < cell.count:
                 best[key] = cell
-    for (backend, direction, size), cell in best.items():
+    for (backend, direction, size), cell in sorted(best.items()):
         median = cell.link_ns.median
         rate = rate_text(size * cell.count, median)
         number, link, submit = f"{cell.count:,}", time_text(median), time_text(cell.submit_ns.median)
