@@ -98,10 +98,12 @@ class Server:
         self._engine.kill()
 
     def restart(self, *, starts_up: bool = False) -> None:
-        """A new engine takes over, with empty memory; it has one rank.
+        """A new engine takes over, with empty memory. Several ranks are never killed and stay as they are.
 
         ``starts_up``: it has to prepare its host's memory first, as at the beginning of a run.
         """
+        if len(self.ranks) > 1:
+            return
         engine = self.ranks[0].engine = self._start_engine(self.books[0])
         if starts_up:
             engine.ready_at += self._clock.now

@@ -85,7 +85,7 @@ def run(
         str | None, typer.Option(metavar="SIZE", help="Export steps until so much is copied, such as 20GB.")
     ] = None,
 ) -> None:
-    """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
+    """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
     from kvsim.config import load_config
     from kvsim.schedule_export import ScheduleExport
 

@@ -92,7 +92,7 @@ def run_and_save(
             cautions=record.cautions,
             info=_info(plan),
             router=config.cluster.router.kind if config.cluster is not None else "",
-            instances=[_tables_of(instance) for instance in record.instances],
+            instances=instance_tables(record),
         )
         if config.output.plots:
             save_plots(run, target.plots)
@@ -138,6 +138,11 @@ def series_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
 def tiers_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
     """One row per sample and secondary tier."""
     return _frame([state for sample in record.series.samples for state in sample.tiers], list(TIER_COLUMNS))
+
+
+def instance_tables(record: RunRecord) -> list[InstanceTables]:
+    """The tables of each instance of a cluster."""
+    return [_tables_of(instance) for instance in record.instances]
 
 
 def _tables_of(instance: InstanceRecord) -> InstanceTables:

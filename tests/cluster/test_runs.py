@@ -272,6 +272,9 @@ def test_ranks_inside_an_instance() -> None:
         ("a-1", 1),
     ]
     assert record.totals.num_gpu_blocks == 4 * 199
+    late = [{"at": "5ms", "instance": "a-1", "action": "join"}]
+    record = play(*[(start, [(50, 1, 0)]) for start in (0, 1, 6, 7)], parts=parts, events=late)
+    assert [entry.instance for entry in record.requests] == ["a-0", "a-0", "a-1", "a-0"]
 
 
 def test_ranks_cannot_fail_one_by_one() -> None:
