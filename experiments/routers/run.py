@@ -2,7 +2,7 @@
 """Seven routers before eight replicas, without and with CPU offloading: one table, one plot.
 
 Run `python experiments/routers/run.py` (a minute on two cores); `--kv-events` adds the routers that hear KV events,
-which only the reference engine publishes (ten minutes). The traces are third-party data in `$KVSIM_SHARED/traces`.
+which only the reference engine publishes (ten minutes more). The traces are third-party data in `$KVSIM_SHARED/traces`.
 """
 
 from __future__ import annotations
@@ -129,19 +129,25 @@ def main() -> None:
     """Run all, write `routers.csv`, `routers.md` and `routers.png` beside this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kv-events", action="store_true", help="with the routers that hear KV events, too")
+    parser.add_argument("--redraw", action="store_true", help="draw the plot of an earlier run again")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
     parser.add_argument("-o", "--output", type=Path, default=HERE, help="folder (default: this one)")
     options = parser.parse_args()
-    if not TRACES.is_dir():
-        sys.exit(f"third-party data absent: {TRACES} (set KVSIM_SHARED to the folder that holds traces/)")
-    routers = [*ROUTERS, *(WITH_KV_EVENTS if options.kv_events else ())]
-    work = [joblib.delayed(row_of)(store, router) for store in STORES for router in routers]
-    table = pd.DataFrame(joblib.Parallel(n_jobs=options.jobs)(work))
-    options.output.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.output / "routers.csv", index=False, lineterminator="\n")
+    if not options.redraw:
+        play([*ROUTERS, *(WITH_KV_EVENTS if options.kv_events else ())], options.jobs, options.output)
+    table = pd.read_csv(options.output / "routers.csv")
     (options.output / "routers.md").write_text(_markdown(table), encoding="utf-8")
     (options.output / "routers.png").write_bytes(as_png(plot(table)))
     print(_markdown(table))  # noqa: T201 - a script
+
+
+def play(routers: list[str], jobs: int, folder: Path) -> None:
+    """Run all and write the table."""
+    if not TRACES.is_dir():
+        sys.exit(f"third-party data absent: {TRACES} (set KVSIM_SHARED to the folder that holds traces/)")
+    work = [joblib.delayed(row_of)(store, router) for store in STORES for router in routers]
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(joblib.Parallel(n_jobs=jobs)(work)).to_csv(folder / "routers.csv", index=False, lineterminator="\n")
 
 
 def _markdown(table: pd.DataFrame) -> str:
