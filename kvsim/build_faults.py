@@ -38,14 +38,23 @@ class Faults:
         seed: the run's.
         totals: counts what has happened.
         wake: tells the engine that something has happened.
+        may_die: somebody else may kill the engine, too.
     """
 
     def __init__(
-        self, clock: Clock, config: FaultsConfig, seed: int, totals: FaultTotals, wake: Callable[[], None]
+        self,
+        clock: Clock,
+        config: FaultsConfig,
+        seed: int,
+        totals: FaultTotals,
+        wake: Callable[[], None],
+        *,
+        may_die: bool = False,
     ) -> None:
         self._clock, self._config, self._seed, self._totals, self._wake = clock, config, seed, totals, wake
         self.copies_fail = config.cpu != MediumFaults() or any(outage.tier == CPU for outage in config.outages)
-        self._tiers_fail = bool(config.tiers or config.outages or config.restarts or config.failed_copies == "fatal")
+        self.engine_dies = bool(config.restarts) or may_die
+        self._tiers_fail = bool(config.tiers or config.outages or self.engine_dies or config.failed_copies == "fatal")
         self._alarms: list[simpy.Event] = []
         self._copier: FaultyCopier | None = None
         self._memory: tuple[BreakableLedger, Losable] | None = None
@@ -100,20 +109,6 @@ class Faults:
                 wake=self._wake,
             )
         return list(self._tiers.values())
-
-    def clients(self) -> Clients | None:
-        """Those who send the requests, if they may go away."""
-        aborts = self._config.aborts
-        if not (aborts.rate or aborts.script or self._config.client_timeout):
-            return None
-        return Clients(
-            self._clock,
-            rate=aborts.rate,
-            within_ns=aborts.within,
-            timeout_ns=self._config.client_timeout,
-            scripted={entry.request: entry.after for entry in aborts.script},
-            seed=self._seed,
-        )
 
     def _losses(self, medium: MediumFaults, name: str) -> dict[Direction, Hazard]:
         def hazard(losses: Losses, what: str) -> Hazard:
@@ -193,3 +188,18 @@ class Faults:
             self._memory[0].come_back()
             self._copier.memory_is_gone = False
         self._wake()
+
+
+def clients_of(clock: Clock, config: FaultsConfig, seed: int) -> Clients | None:
+    """Those who send the requests, if they may go away."""
+    aborts = config.aborts
+    if not (aborts.rate or aborts.script or config.client_timeout):
+        return None
+    return Clients(
+        clock,
+        rate=aborts.rate,
+        within_ns=aborts.within,
+        timeout_ns=config.client_timeout,
+        scripted={entry.request: entry.after for entry in aborts.script},
+        seed=seed,
+    )

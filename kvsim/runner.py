@@ -10,6 +10,7 @@ from typing import TextIO
 import pandas as pd
 
 from kvsim.build import Simulation
+from kvsim.cluster_plan import ClusterPlan, MemberPlan, hardware_of, resolve_run
 from kvsim.cohort_scheduler import InexactError
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
@@ -17,8 +18,9 @@ from kvsim.garbage import rarely_collected
 from kvsim.report.html import write_comparison, write_report
 from kvsim.report.plots import overlay, save_plots
 from kvsim.report.style import as_png
-from kvsim.resolve import Plan, read_trace_of, resolve
-from kvsim.results.records import RequestRecord, RunRecord, Sample, as_row
+from kvsim.resolve import Plan, read_trace_of
+from kvsim.results.instances import InstanceTables
+from kvsim.results.records import InstanceRecord, RequestRecord, RunRecord, Sample, as_row
 from kvsim.results.runfolder import OWN_NAMES, Run, RunFolder
 from kvsim.results.schedule import write_schedule
 from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS, digest
@@ -36,7 +38,7 @@ def simulate(
     kv_events: TextIO | None = None,
     *,
     exports_schedule: bool = False,
-) -> tuple[Plan, RunRecord]:
+) -> tuple[Plan | ClusterPlan, RunRecord]:
     """Run a config in memory; KV events, if wanted, go to a file line by line.
 
     ``exports_schedule``: the record is to have all copies.
@@ -45,8 +47,8 @@ def simulate(
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
     with rarely_collected():
-        plan = resolve(config, read_trace_of(config), exports_schedule=exports_schedule)
-        if exports_schedule:
+        plan = resolve_run(config, read_trace_of(config), exports_schedule=exports_schedule)
+        if exports_schedule and isinstance(plan, Plan):
             check_exportable(plan)
         try:
             return plan, Simulation(plan, progress, kv_events).run()
@@ -76,7 +78,7 @@ def run_and_save(
             plan, record = simulate(config, progress, kv_events, exports_schedule=export is not None)
         requests, notes = requests_frame(record), record.notes
         schedule = None
-        if export is not None and record.schedule is not None:
+        if export is not None and record.schedule is not None and isinstance(plan, Plan):
             schedule = schedule_of(plan, record.schedule, digest(requests), export)
             notes = [*notes, note_of(schedule)]
         run = target.write(
@@ -89,6 +91,8 @@ def run_and_save(
             notes=notes,
             cautions=record.cautions,
             info=_info(plan),
+            router=config.cluster.router.kind if config.cluster is not None else "",
+            instances=instance_tables(record),
         )
         if config.output.plots:
             save_plots(run, target.plots)
@@ -126,14 +130,32 @@ def requests_frame(record: RunRecord) -> pd.DataFrame:
     return _frame(record.requests, _columns(RequestRecord, REQUEST_COLUMNS))
 
 
-def series_frame(record: RunRecord) -> pd.DataFrame:
+def series_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
     """One row per sample."""
     return _frame(record.series.samples, [name for name in _columns(Sample, SERIES_COLUMNS) if name != "tiers"])
 
 
-def tiers_frame(record: RunRecord) -> pd.DataFrame:
+def tiers_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
     """One row per sample and secondary tier."""
     return _frame([state for sample in record.series.samples for state in sample.tiers], list(TIER_COLUMNS))
+
+
+def instance_tables(record: RunRecord) -> list[InstanceTables]:
+    """The tables of each instance of a cluster."""
+    return [_tables_of(instance) for instance in record.instances]
+
+
+def _tables_of(instance: InstanceRecord) -> InstanceTables:
+    return InstanceTables(
+        instance.name,
+        instance.group,
+        instance.hardware,
+        instance.state,
+        as_row(instance.totals),
+        series_frame(instance),
+        [as_row(tier) for tier in instance.tiers],
+        tiers_frame(instance),
+    )
 
 
 def _frame(records: Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
@@ -147,13 +169,25 @@ def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:
     return [*wanted, *(name for name in kind.__slots__ if name not in wanted)]  # type: ignore[attr-defined]
 
 
-def _info(plan: Plan) -> dict[str, str]:
+def _info(plan: Plan | ClusterPlan) -> dict[str, str]:
     config = plan.config
-    gpus = config.hardware.tensor_parallel_size * config.engine.data_parallel_size
+    first = plan.members[0].plan if isinstance(plan, ClusterPlan) else plan
+    cluster = _info_of_cluster(plan) if isinstance(plan, ClusterPlan) else {}
     return {
         "trace": f"{plan.trace.name} ({plan.trace.kind}, {len(plan.trace.sessions)} sessions)",
-        "model": plan.model.name,
-        "hardware": f"{gpus} x {plan.gpu.name}, link {plan.link.name}",
+        "model": first.model.name,
+        **(cluster or {"hardware": f"{hardware_of(first)}, link {first.link.name}"}),
         "vLLM": config.engine.vllm_version,
         "connector": config.connector.kind,
     }
+
+
+def _info_of_cluster(plan: ClusterPlan) -> dict[str, str]:
+    groups: dict[str, list[MemberPlan]] = {}
+    for member in plan.members:
+        groups.setdefault(member.group, []).append(member)
+    assert plan.config.cluster is not None
+    hardware = [
+        f"{name}: {len(same)} x ({same[0].hardware}, link {same[0].plan.link.name})" for name, same in groups.items()
+    ]
+    return {"cluster": "; ".join(hardware), "router": plan.config.cluster.router.kind}
