@@ -251,14 +251,18 @@ class Replay:
         """Block until these are done, sleeping on whatever they wait for."""
         for number in jobs:
             while (submitted := self._jobs.get(number)) is None or not submitted.noticed_ns:
-                self._blocker(number).wait()
+                if (blocker := self._blocker(number)) is not None:
+                    blocker.wait()
                 self._poll()
 
-    def _blocker(self, number: int) -> Event:
-        """Something that has to happen before a job can be done."""
+    def _blocker(self, number: int) -> Event | None:
+        """Something that has to happen before a job can be done; None if it has happened since it was last looked for."""
         while (submitted := self._jobs.get(number)) is None:
             job = self._held_job(number)
-            number = next(first for first in job.after if not self._is_behind(job, first))
+            first = next((first for first in job.after if not self._is_behind(job, first)), None)
+            if first is None:
+                return None
+            number = first
         return submitted.sealed
 
     def _held_job(self, number: int) -> Job:

@@ -188,10 +188,11 @@ def test_size_classes() -> None:
     assert size_class(2**28) == "256 MiB and more"
 
 
-def test_commands(tmp_path: Path) -> None:
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands write profile, JSON, plots and a page that needs no network; a host is named in every title."""
     app = typer.Typer()
     register(app)
+    monkeypatch.setenv("COLUMNS", "100")  # whatever terminal the tests run in
     schedule = known.lifelike(H100, 60)
     path = known.save(tmp_path, schedule)
     times = simulated(schedule)
