@@ -292,3 +292,9 @@ def test_plans_of_groups_can_be_changed() -> None:
     changed = plan.changed(lambda each: replace(each, fast=True))
     assert changed.fast
     assert changed.members[0].plan is changed.members[1].plan
+
+
+def test_a_schedule_is_that_of_one_server() -> None:
+    """Exporting the copies of a cluster is refused by name."""
+    with pytest.raises(UserError, match="--export-schedule: cluster: expected none: a schedule is that of one server"):
+        resolve_run(settings(), trace_of((0, [(10, 1, 0)])), exports_schedule=True)
