@@ -256,7 +256,7 @@ class Replay:
                 self._poll()
 
     def _blocker(self, number: int) -> Event | None:
-        """Something that has to happen before a job can be done; None if it has happened since it was last looked for."""
+        """Something that has to happen before a job can be done; None if it has happened meanwhile."""
         while (submitted := self._jobs.get(number)) is None:
             job = self._held_job(number)
             first = next((first for first in job.after if not self._is_behind(job, first)), None)
