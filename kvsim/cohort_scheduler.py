@@ -304,8 +304,6 @@ class CohortScheduler(Scheduler):
             sensitive: set[int] = set()
             for segments in self._looked_up:
                 sensitive.update(segments)
-            if self._refusal.held:
-                sensitive.update(_local_segments(*self._refusal.held))
             if sensitive or pool.watchers:
                 room = pool.blocks_before(sensitive, room)
         cohort = self.cohort
@@ -351,7 +349,7 @@ class CohortScheduler(Scheduler):
 
         It makes chunks readable and evictable: that is of use to who is looked up or offers chunks, and to the tiers.
         """
-        if self._looked_up or self._refusal.held or self._offering:
+        if self._looked_up or self._offering:
             return True
         return self.connector is not None and not self.connector.stores_end_quietly
 

@@ -8,10 +8,9 @@ Not here, because nothing could notice:
   round; a preemption needs a dissolved cohort; a refused offer is refused again whatever it has marked; what is hit is in
   a table that is looked at; a touch takes as much from the free blocks as from the need; who stands before a member never
   wants more than it got when that member was admitted.
-Nor rules that 2,000 worlds did not see and that we keep all the same: a window ends before blocks of a remembered,
-refused hit are evicted, and after a step that asked a tier for the first time or took in its news; watched pieces of a
-running request do not grow (a job would be flushed without need); a file that a tier has evicted since it was found is
-a miss.
+Nor rules that 2,000 worlds did not see and that we keep all the same: a window ends after a step that asked a tier for
+the first time; watched pieces of a running request do not grow (a job would be flushed without need); a file that a
+tier has evicted since it was found is a miss.
 Of what is known of those who wait: an answer ends when a tier changes that does not tell where; a scan ends otherwise
 when blocks come back without a request that ends (of an aborted load); what a scan would have looked up counts although
 it was left out; without scheduler_reserve_full_isl a refusal may be the budget's; who found no room may hit a chunk less
@@ -124,7 +123,7 @@ MUTANTS = [
     ("window: ends when blocks run out", SCHEDULER,
      "cohort.most_steps(cohort.steps_to_end(), taken + room)", "cohort.steps_to_end()"),
     ("window: ends before a hit is evicted", SCHEDULER,
-     "sensitive.update(run[0] for run in path.runs(0, blocks))", "pass"),
+     "                sensitive.update(segments)\n", "                pass\n"),
     ("window: ends before a block of a looked up hit is evicted", SCHEDULER,
      "        self._looked_up.append(_local_segments(request, local // self.kv.block_size))\n", ""),
     ("window: ends before a watched block is handed out", POOL,
