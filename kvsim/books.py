@@ -11,7 +11,7 @@ from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.site import Traffic
 from kvsim.engine import stuck_requests
 from kvsim.hardware import DuplexLink
-from kvsim.kv_events import KVEventWriter
+from kvsim.kv_events import KVEventPublisher
 from kvsim.observer import EngineObserver
 from kvsim.request import Request, RequestStatus
 from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample, TierSample, TierTotals
@@ -58,11 +58,12 @@ class Books(EngineObserver):
     def __init__(self, clock: Clock, record: RunRecord) -> None:
         self._clock, self._record = clock, record
         self._offload: Offload | None = None
-        self._kv_events: KVEventWriter | None = None
+        self._kv_events: KVEventPublisher | None = None
         self._open: dict[Request, RequestRecord] = {}
         self._parked_ns: dict[Request, int] = {}  # since when a request waits for its load
         self._awaiting_first: dict[Request, None] = {}  # admitted, nothing generated so far
         self.sample_of_all: Callable[[], Sample] = self.sample  # of the whole server, if it has other ranks
+        self.on_first_token: Callable[[RequestRecord], None] | None = None  # somebody wants to know
         self._admitted: set[Request] = set()  # their hits are counted; never iterated
         self._abort_reasons: dict[Request, str] = {}
         self._is_dead = False  # the engine that is attached
@@ -142,7 +143,10 @@ class Books(EngineObserver):
         for request in [r for r in self._awaiting_first if r.num_output_tokens or r.is_finished]:
             del self._awaiting_first[request]
             if request.num_output_tokens:
-                self._open[request].first_token_ns = now
+                entry = self._open[request]
+                entry.first_token_ns = now
+                if self.on_first_token is not None:
+                    self.on_first_token(entry)
         if worker is not None:
             for request in worker.received:
                 self._unpark(request)
@@ -172,7 +176,7 @@ class Books(EngineObserver):
         """The client has gone; the engine will hear of it before its next decision, if the request lives so long."""
         self._abort_reasons[request] = reason
 
-    def attach(self, scheduler: Scheduler, offload: Offload | None, kv_events: KVEventWriter | None) -> None:
+    def attach(self, scheduler: Scheduler, offload: Offload | None, kv_events: KVEventPublisher | None) -> None:
         """An engine begins; perhaps it takes over from a dead one."""
         self._scheduler, self._offload, self._kv_events, self._is_dead = scheduler, offload, kv_events, False
 
@@ -267,18 +271,13 @@ class Books(EngineObserver):
             for tier in tiers
         )
 
-    def close(self, num_expected: int, hang: str = "") -> None:
+    def close(self, hang: str = "") -> None:
         """The simulation is over: last sample, totals, and a reason for whatever never ended.
 
         ``hang``: what never ends, as far as faults are to blame.
-        ``num_expected``: requests of the trace; those whose session got stuck before them were never sent.
         """
-        record = self._record
-        record.series.add(self.sample_of_all())
+        self._record.series.add(self.sample_of_all())
         self.settle(hang)
-        if len(record.requests) < num_expected:
-            unsent = num_expected - len(record.requests)
-            record.notes.append(f"{unsent} of {num_expected} requests were never sent: their sessions got stuck before")
 
     def settle(self, hang: str = "") -> None:
         """Totals of this rank, and a reason for what never ended here (``hang``: what will never end)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
@@ -34,7 +34,7 @@ from kvsim.fast_engine import FastEngine
 from kvsim.gates.base import Gate
 from kvsim.hardware import DuplexLink, LinkDirection
 from kvsim.host_memory import HostMemory
-from kvsim.kv_events import GPU, KVEventLog, KVEventWriter
+from kvsim.kv_events import GPU, KVEventListener, KVEventLog, KVEventPublisher
 from kvsim.load_failures import LoadFailurePolicy
 from kvsim.lockstep import Lockstep
 from kvsim.offload.ledger import Ledger
@@ -54,7 +54,7 @@ class EngineBuilder:
         host_memory: which all copies share.
         tiers: storage behind CPU memory, which outlives engines, with its counters.
         faults: puts faulty parts before the sound ones.
-        kv_events: gets a line per batch of KV events.
+        kv_events: who listens to a rank's KV events.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class EngineBuilder:
         host_memory: HostMemory,
         tiers: Sequence[BuiltTier],
         faults: Faults,
-        kv_events: TextIO | None,
+        kv_events: Callable[[int], Sequence[KVEventListener]],
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
         self._host_memory = host_memory
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
-        self._kv_events_file = kv_events
+        self._kv_event_listeners = kv_events
         remembers = plan.release.background_lookups
         self._faulty_tiers = faults.tiers(tiers, [tier.totals.name for tier in tiers], remembers=remembers)
         self._links: list[DuplexLink] = []  # of the engine built last
@@ -228,14 +228,15 @@ class EngineBuilder:
             instant=config.transfer.kind == "instant",
         )
 
-    def _kv_events(self, kv: AnyKVCacheManager, connector: KVConnector | None, rank: int) -> KVEventWriter | None:
-        if self._kv_events_file is None:
+    def _kv_events(self, kv: AnyKVCacheManager, connector: KVConnector | None, rank: int) -> KVEventPublisher | None:
+        listeners = self._kv_event_listeners(rank)
+        if not listeners:
             return None
         kv.pool.kv_events = log = KVEventLog(GPU, num_groups=kv.num_groups)
         if connector is None:
-            return KVEventWriter(self._kv_events_file, [log.take], rank)
+            return KVEventPublisher([log.take], listeners)
         connector.enable_kv_events()
-        return KVEventWriter(self._kv_events_file, [log.take, connector.take_events], rank)
+        return KVEventPublisher([log.take, connector.take_events], listeners)
 
     def _policy(self, config: OffloadingConnectorConfig) -> PolicyFactory:
         policies, name = self._plan.release.policies, config.eviction_policy

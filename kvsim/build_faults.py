@@ -101,20 +101,6 @@ class Faults:
             )
         return list(self._tiers.values())
 
-    def clients(self) -> Clients | None:
-        """Those who send the requests, if they may go away."""
-        aborts = self._config.aborts
-        if not (aborts.rate or aborts.script or self._config.client_timeout):
-            return None
-        return Clients(
-            self._clock,
-            rate=aborts.rate,
-            within_ns=aborts.within,
-            timeout_ns=self._config.client_timeout,
-            scripted={entry.request: entry.after for entry in aborts.script},
-            seed=self._seed,
-        )
-
     def _losses(self, medium: MediumFaults, name: str) -> dict[Direction, Hazard]:
         def hazard(losses: Losses, what: str) -> Hazard:
             windows = [(window.start, window.end) for window in losses.windows]
@@ -193,3 +179,18 @@ class Faults:
             self._memory[0].come_back()
             self._copier.memory_is_gone = False
         self._wake()
+
+
+def clients_of(clock: Clock, config: FaultsConfig, seed: int) -> Clients | None:
+    """Those who send the requests, if they may go away."""
+    aborts = config.aborts
+    if not (aborts.rate or aborts.script or config.client_timeout):
+        return None
+    return Clients(
+        clock,
+        rate=aborts.rate,
+        within_ns=aborts.within,
+        timeout_ns=config.client_timeout,
+        scripted={entry.request: entry.after for entry in aborts.script},
+        seed=seed,
+    )

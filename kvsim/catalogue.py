@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvsim.errors import UserError
 from kvsim.profile import default_link, link_names, load_link
-from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Registry
+from kvsim.registry import CONNECTORS, POLICIES, ROUTERS, STEP_TIMES, TIERS, Registry
 from kvsim.releases import RELEASES
 from kvsim.steptime.gpu import gpu_names, load_gpu
 from kvsim.steptime.model import load_model, model_names
@@ -70,6 +70,7 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "connectors": lambda: [("none", "no KV leaves the GPU"), *_registered(CONNECTORS)()],
     "policies": _registered(POLICIES),
     "tiers": _registered(TIERS),
+    "routers": _registered(ROUTERS),
     "step-times": _registered(STEP_TIMES),
     "models": _models,
     "gpus": _gpus,

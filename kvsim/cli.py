@@ -69,7 +69,7 @@ def run(
 
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     from kvsim.copy_plan import ASSUMED
-    from kvsim.report.tables import summary_table
+    from kvsim.report.tables import instances_table, summary_table
     from kvsim.runner import run_and_save
 
     target = output or settings.output_folder
@@ -91,6 +91,9 @@ def run(
     if assumed:
         console.print(f"- {assumed} numbers are assumed, not measured: the report lists them", style="dim")
     console.print(summary_table(saved.summary, title=saved.name))
+    instances = instances_table(saved.summary)
+    if instances is not None:
+        console.print(instances)
     for warning in saved.summary["warnings"]:
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
@@ -134,6 +137,7 @@ class Kind(StrEnum):
     connectors = "connectors"
     policies = "policies"
     tiers = "tiers"
+    routers = "routers"
     step_times = "step-times"
     models = "models"
     gpus = "gpus"

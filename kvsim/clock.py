@@ -9,9 +9,10 @@ from typing import Any, cast
 import simpy
 
 # Order of events at one instant. SimPy's own are 0 (urgent) and 1 (normal): arrivals and ends of copies come first,
-# then the ends of steps (and what follows from them), then the decisions about the next steps.
+# then the ends of steps (and what follows from them), then a cluster's router, then the decisions about the next steps.
 STEP_END_PRIORITY = 2
-SCHEDULE_PRIORITY = 3
+ROUTE_PRIORITY = 3
+SCHEDULE_PRIORITY = 4
 
 
 class Clock(simpy.Environment):

@@ -58,9 +58,9 @@ def connect(books: Sequence[RankBooks], coordinator: Coordinator) -> None:
         ledger.sample_of_all = lambda: sum_samples([each.sample() for each in books])
 
 
-def close(books: Sequence[RankBooks], record: RunRecord, num_expected: int, hang: str) -> None:
-    """The simulation is over: see `Books.close`. The ranks' totals become the run's."""
-    books[0].close(num_expected, hang)
+def close(books: Sequence[RankBooks], record: RunRecord, hang: str) -> None:
+    """The simulation is over: see `Books.close`. The ranks' totals become the server's."""
+    books[0].close(hang)
     for ledger in books[1:]:
         ledger.settle(hang)
     if len(books) > 1:
@@ -88,10 +88,13 @@ class DataParallelServer:
         return ended
 
 
-def sum_samples(samples: Sequence[Sample]) -> Sample:
-    """The ranks' samples of one moment as one: sums, and means of busy times."""
+def sum_samples(samples: Sequence[Sample], num_ranks: int | None = None) -> Sample:
+    """The ranks' samples of one moment as one: sums, and means of busy times.
+
+    ``num_ranks``: over so many, if some have no sample yet.
+    """
     total = replace(samples[0])
-    for name, value in _combine(Sample, samples).items():
+    for name, value in _combine(Sample, samples, num_ranks).items():
         setattr(total, name, value)
     return total
 
@@ -102,12 +105,12 @@ def sum_totals(target: Totals, ranks: Sequence[Totals]) -> None:
         setattr(target, name, value)
 
 
-def _combine(kind: type, ranks: Sequence[Sample] | Sequence[Totals]) -> dict[str, int]:
+def _combine(kind: type, ranks: Sequence[Sample] | Sequence[Totals], num_ranks: int | None = None) -> dict[str, int]:
     found: dict[str, int] = {}
     for field in fields(kind):
         if field.name == "tiers":
             continue  # there are none
         values = [getattr(rank, field.name) for rank in ranks]
         total = max(values) if field.name in _SAME else sum(values)
-        found[field.name] = total // len(values) if field.name in _MEANS else total
+        found[field.name] = total // (num_ranks or len(values)) if field.name in _MEANS else total
     return found

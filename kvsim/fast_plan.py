@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvsim.config import (
+    CustomRouter,
     ExampleTierConfig,
     FaultsConfig,
     FsTierConfig,
@@ -13,6 +14,7 @@ from kvsim.config import (
 from kvsim.errors import UserError
 from kvsim.gate_plan import GatePlan
 from kvsim.kv_groups import KVGroups
+from kvsim.registry import ROUTERS
 
 MODELLED_POLICIES = frozenset({"lru", "arc"})
 
@@ -40,6 +42,7 @@ def needs_reference(config: RunConfig, groups: KVGroups, gates: GatePlan) -> lis
     obstacles = {
         "debug": config.debug,
         "output.kv_events": config.output.kv_events,
+        "a router that hears KV events": hears_kv_events(config),
         "trace.streaming_sessions": trace.streaming_sessions,
         "requests with LoRA adapters": gates.max_loras > 0,
         "requests with a grammar": gates.grammars > 0,
@@ -72,3 +75,11 @@ def _of_faults(config: RunConfig) -> list[str]:
     faults: FaultsConfig = config.faults
     hits_tiers = faults.tiers or faults.outages or faults.restarts or faults.failed_copies == "fatal"
     return ["faults with secondary tiers"] if hits_tiers and getattr(config.connector, "tiers", ()) else []
+
+
+def hears_kv_events(config: RunConfig) -> bool:
+    """Whether there is a router in front, and it wants the KV events of the instances."""
+    router = None if config.cluster is None else config.cluster.router
+    if isinstance(router, CustomRouter):
+        return bool(getattr(ROUTERS.find(router.kind, config.python_path), "hears_kv_events", False))
+    return getattr(router, "index", "") == "kv_events"

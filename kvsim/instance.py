@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import simpy
 
 from kvsim.books import Books
-from kvsim.chain import BlockIds
+from kvsim.chain import BlockIds, Chain
 from kvsim.demands import AdapterContent
 from kvsim.engine import Engine
 from kvsim.extents.content import PathContent
 from kvsim.faults.clients import Clients
+from kvsim.reception import Reception
 from kvsim.request import ChainContent, Content, Request, Salted
 from kvsim.results.records import RequestRecord
 from kvsim.scheduler import Scheduler
@@ -23,33 +23,30 @@ class Instance:
     """Turns become requests of the engine, each with a record.
 
     Args:
-        records: of all requests, in order of arrival; grows.
-        on_ended: called once for every request that has ended, whichever way.
-        tenants: their names; none = all sessions are of one.
-        tenant_of: number of the tenant of each session, by its name.
+        reception: enters them.
+        name: among the instances of a cluster.
         rank: number among the data-parallel ranks of its server.
         clients: those who may give requests up.
         in_runs: the engine knows blocks by the run (see `kvsim.extents`).
+        block_ids: numbers of the blocks, if others use the same; of the engine's block size.
     """
 
     def __init__(
         self,
         engine: Engine,
         books: Books,
-        records: list[RequestRecord],
-        on_ended: Callable[[], None],
-        tenants: Sequence[str] = (),
-        tenant_of: Mapping[str, int] | None = None,
+        reception: Reception,
         *,
+        name: str = "",
         rank: int = 0,
         clients: Clients | None = None,
         in_runs: bool = False,
+        block_ids: BlockIds | None = None,
     ) -> None:
-        self.engine, self.rank = engine, rank  # a dead engine may be replaced
-        self._tenants, self._tenant_of, self._clients = tenants, tenant_of or {}, clients
-        self._books, self._records, self._on_ended = books, records, on_ended
+        self.engine, self.name, self.rank = engine, name, rank  # a dead engine may be replaced
+        self._clients, self._books, self._reception = clients, books, reception
         kv = engine.scheduler.kv
-        self._block_ids = BlockIds(kv.block_size, kv.hash_lookahead_tokens)
+        self._block_ids = block_ids or BlockIds(kv.block_size, kv.hash_lookahead_tokens)
         self._in_runs = in_runs
 
     @property
@@ -62,55 +59,38 @@ class Instance:
         entry = self._new_entry(session, stream, index, turn)
         reason = self.refusal(turn.input_tokens, turn.output_tokens)
         if reason:
-            return self._refuse(entry, "rejected", reason)
+            return self._reception.refuse(entry, "rejected", reason)
         if self.engine.is_dead:
-            return self._refuse(entry, "failed", "the engine was down")
-        number, request = len(self._records) - 1, self._new_request(entry, session, turn)
+            return self._reception.refuse(entry, "failed", "the engine was down")
+        number, request = len(self._reception.records) - 1, self._new_request(entry, session, turn)
         self._books.open(request, entry)
-        ended = self._told(self.engine.submit(request))
+        ended = self._reception.told(self.engine.submit(request))
         if self._clients is not None:
             self._clients.watch(number, request, ended, self.abort)
         return ended
 
     def _new_entry(self, session: Session, stream: str, index: int, turn: Turn) -> RequestRecord:
-        number = len(self._records)
-        entry = RequestRecord(
-            request_id=f"{number:06d}:{session.name}{'/' + stream if stream else ''}#{index}",
-            session=session.name,
-            stream=stream,
-            turn=index,
-            arrival_ns=self.engine.env.now,
-            prompt_tokens=turn.input_tokens,
-            rank=self.rank,
-        )
-        if self._tenants:
-            entry.tenant = self._tenants[self._tenant_of[session.name]]
-        self._records.append(entry)
-        return entry
-
-    def _refuse(self, entry: RequestRecord, status: str, reason: str) -> simpy.Event:
-        entry.status, entry.reason = status, reason
-        self._on_ended()
-        return self.engine.env.event().succeed()
-
-    def _told(self, ended: simpy.Event) -> simpy.Event:
-        assert ended.callbacks is not None
-        ended.callbacks.append(lambda _event: self._on_ended())
-        return ended
+        return self._reception.enter(session, stream, index, turn, rank=self.rank, instance=self.name)
 
     def _content(self, session: Session, turn: Turn) -> Content:
         size, total = self.scheduler.kv.block_size, turn.input_tokens + turn.output_tokens
+        salt = self._reception.salt_of(session)
         if self._in_runs:
-            salt = self._tenant_of[session.name] if self._tenants else 0
-            number = len(self._records) - 1
-            in_runs: Any = PathContent(turn.chain, size, total, number, salt=salt, num_salts=max(len(self._tenants), 1))
+            number, num_salts = len(self._reception.records) - 1, max(self._reception.num_salts, 1)
+            in_runs: Any = PathContent(turn.chain, size, total, number, salt=salt, num_salts=num_salts)
             return cast("Content", in_runs)
-        content: Content = ChainContent(turn.chain, self._block_ids, size, total)
-        if turn.demands.adapter:
-            content = AdapterContent(content, turn.demands.adapter)
-        if self._tenants:
-            content = Salted(content, self._tenant_of[session.name], len(self._tenants))
-        return content
+        return self._distinct(ChainContent(turn.chain, self._block_ids, size, total), turn.demands.adapter, salt)
+
+    def _distinct(self, content: Content, adapter: int, salt: int) -> Content:
+        """Content as this adapter and this tenant have it."""
+        if adapter:
+            content = AdapterContent(content, adapter)
+        return Salted(content, salt, self._reception.num_salts) if self._reception.num_salts else content
+
+    def block_hashes(self, chain: Chain, adapter: int, salt: int) -> list[int]:
+        """Hashes of the full blocks of a prompt, as the reference engine names them in KV events."""
+        known = ChainContent(chain, self._block_ids, self.scheduler.kv.block_size, 0)
+        return self._distinct(known, adapter, salt).block_hashes(0, self._block_ids.full(chain.num_tokens))
 
     def _new_request(self, entry: RequestRecord, session: Session, turn: Turn) -> Request:
         return Request(

@@ -136,22 +136,49 @@ class OffloadEventLog023(OffloadEventLog):
             self.append(BlockRemoved(list(keys), self.medium))
 
 
+KVEventListener = Callable[[int, Sequence[KVCacheEvent]], None]
+"""Is told of the events of a step: when (ns), and which, in order."""
+
+
+class KVEventPublisher:
+    """Takes the events of an engine after each step, and tells them to all who listen.
+
+    Args:
+        sources: what to take after a step, in this order.
+        listeners: to be told, if there is anything.
+    """
+
+    def __init__(
+        self, sources: Sequence[Callable[[], Sequence[KVCacheEvent]]], listeners: Sequence[KVEventListener]
+    ) -> None:
+        self._sources, self._listeners = sources, listeners
+
+    def publish(self, now_ns: int) -> None:
+        """Tell what has happened in the step that ends now, if anything (vLLM: at the end of update_from_output)."""
+        events = [event for source in self._sources for event in source()]
+        if events:
+            for listener in self._listeners:
+                listener(now_ns, events)
+
+
 class KVEventWriter:
     """Batches as JSON lines, in the fields of vLLM's KVEventBatch; ``ts`` is simulated time in seconds.
 
     Args:
-        sources: what to take after a step, in this order.
+        rank: data-parallel rank that publishes.
+        instance: of a cluster, that publishes; vLLM tells instances apart by their sockets.
     """
 
-    def __init__(self, file: TextIO, sources: Sequence[Callable[[], Sequence[KVCacheEvent]]], rank: int = 0) -> None:
-        self._file, self._sources, self._rank = file, sources, rank
+    def __init__(self, file: TextIO, rank: int = 0, instance: str = "") -> None:
+        self._file, self._rank, self._instance = file, rank, instance
 
-    def publish(self, now_ns: int) -> None:
-        """Write what has happened in the step that ends now, if anything (vLLM: at the end of update_from_output)."""
-        events = [as_dict(event) for source in self._sources for event in source()]
-        if events:
-            batch = {"ts": now_ns / NS, "events": events, "data_parallel_rank": self._rank}
-            self._file.write(json.dumps(batch, separators=(",", ":")) + "\n")
+    def __call__(self, now_ns: int, events: Sequence[KVCacheEvent]) -> None:
+        """See `KVEventListener`."""
+        batch: dict[str, Any] = {"ts": now_ns / NS, "events": [as_dict(event) for event in events]}
+        batch["data_parallel_rank"] = self._rank
+        if self._instance:
+            batch["instance"] = self._instance
+        self._file.write(json.dumps(batch, separators=(",", ":")) + "\n")
 
 
 def as_dict(event: KVCacheEvent) -> dict[str, Any]:

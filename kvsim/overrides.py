@@ -50,8 +50,8 @@ def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], 
     value = parse_yaml(text, source).data
     if isinstance(section, list):
         raise UserError(f"{source}: expected a key of entry {parts[-1]}, or the whole list {'.'.join(parts[:-1])}")
-    if parts[-1] == "kind" and len(parts) == 2:
-        _drop_foreign(model, section, parts[0], value)
+    if keys[-1] == "kind" and len(keys) > 1 and (parent := component_at(model, keys[:-2], data)) is not None:
+        _drop_foreign(parent, section, str(keys[-2]), value)
     section[parts[-1]] = value
     for known in [known for known in sources if known[: len(keys)] == keys]:
         del sources[known]

@@ -285,3 +285,30 @@ TIERS = Registry(
 TIERS.register("fs", "kvsim.tiers.storage_tier:StorageTier", "vLLM's file system tier: a file per chunk, I/O threads")
 TIERS.register("obj", "kvsim.tiers.storage_tier:StorageTier", "vLLM's object store tier: an object per chunk")
 TIERS.register("example", "kvsim.tiers.example:ExampleTier", "vLLM's example tier: unbounded, takes no time")
+
+ROUTERS = Registry("router", "kvsim.cluster.routers.base:Router", given=("site",))
+ROUTERS.register(
+    "round_robin", "kvsim.cluster.routers.round_robin:RoundRobin", "one instance after the other, whatever they do"
+)
+ROUTERS.register("random", "kvsim.cluster.routers.random_choice:RandomChoice", "any instance, with the run's seed")
+ROUTERS.register(
+    "least_requests", "kvsim.cluster.routers.least_requests:LeastRequests", "where the fewest requests are in flight"
+)
+ROUTERS.register(
+    "least_tokens", "kvsim.cluster.routers.least_tokens:LeastTokens", "where the fewest prompt tokens are in flight"
+)
+ROUTERS.register(
+    "session_affinity",
+    "kvsim.cluster.routers.session_affinity:SessionAffinity",
+    "all turns of a session to one instance, by a hash or where few requests are",
+)
+ROUTERS.register(
+    "prefix_aware",
+    "kvsim.cluster.routers.prefix_aware:PrefixAware",
+    "where the longest prefix is, by KV events or by what was sent there",
+)
+ROUTERS.register(
+    "cost_based",
+    "kvsim.cluster.routers.cost_based:CostBased",
+    "where the first token is expected soonest: queue, load and prefill, at a rate that it learns",
+)

@@ -73,6 +73,12 @@ class KVSizes:
         """One block on all ranks."""
         return self.block_bytes * self.ranks
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that GPU and CPU memory hold, if each is in one of them only."""
+        in_cpu = self.num_cpu_chunks * self.cpu_chunk_bytes // (self.block_bytes * self.cpu_copies)
+        return (self.num_gpu_blocks - 1 + in_cpu) * self.block_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

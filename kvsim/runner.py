@@ -10,6 +10,7 @@ from typing import TextIO
 import pandas as pd
 
 from kvsim.build import Simulation
+from kvsim.cluster_plan import ClusterPlan, MemberPlan, hardware_of, resolve_run
 from kvsim.cohort_scheduler import InexactError
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
@@ -17,8 +18,9 @@ from kvsim.garbage import rarely_collected
 from kvsim.report.html import write_comparison, write_report
 from kvsim.report.plots import overlay, save_plots
 from kvsim.report.style import as_png
-from kvsim.resolve import Plan, read_trace_of, resolve
-from kvsim.results.records import RequestRecord, RunRecord, Sample, as_row
+from kvsim.resolve import Plan, read_trace_of
+from kvsim.results.instances import InstanceTables
+from kvsim.results.records import InstanceRecord, RequestRecord, RunRecord, Sample, as_row
 from kvsim.results.runfolder import Run, RunFolder
 from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS
 from kvsim.results.tiers import TIER_COLUMNS
@@ -29,14 +31,14 @@ COMPARISON_FILES = {"overlay.png", "report.html"}
 
 def simulate(
     config: RunConfig, progress: Progress | None = None, kv_events: TextIO | None = None
-) -> tuple[Plan, RunRecord]:
+) -> tuple[Plan | ClusterPlan, RunRecord]:
     """Run a config in memory; KV events, if wanted, go to a file line by line.
 
     Raises:
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
     with rarely_collected():
-        plan = resolve(config, read_trace_of(config))
+        plan = resolve_run(config, read_trace_of(config))
         try:
             return plan, Simulation(plan, progress, kv_events).run()
         except InexactError as error:
@@ -61,6 +63,8 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
             notes=record.notes,
             cautions=record.cautions,
             info=_info(plan),
+            router=config.cluster.router.kind if config.cluster is not None else "",
+            instances=[_tables_of(instance) for instance in record.instances],
         )
         if config.output.plots:
             save_plots(run, target.plots)
@@ -95,14 +99,27 @@ def requests_frame(record: RunRecord) -> pd.DataFrame:
     return _frame(record.requests, _columns(RequestRecord, REQUEST_COLUMNS))
 
 
-def series_frame(record: RunRecord) -> pd.DataFrame:
+def series_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
     """One row per sample."""
     return _frame(record.series.samples, [name for name in _columns(Sample, SERIES_COLUMNS) if name != "tiers"])
 
 
-def tiers_frame(record: RunRecord) -> pd.DataFrame:
+def tiers_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
     """One row per sample and secondary tier."""
     return _frame([state for sample in record.series.samples for state in sample.tiers], list(TIER_COLUMNS))
+
+
+def _tables_of(instance: InstanceRecord) -> InstanceTables:
+    return InstanceTables(
+        instance.name,
+        instance.group,
+        instance.hardware,
+        instance.state,
+        as_row(instance.totals),
+        series_frame(instance),
+        [as_row(tier) for tier in instance.tiers],
+        tiers_frame(instance),
+    )
 
 
 def _frame(records: Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
@@ -116,13 +133,25 @@ def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:
     return [*wanted, *(name for name in kind.__slots__ if name not in wanted)]  # type: ignore[attr-defined]
 
 
-def _info(plan: Plan) -> dict[str, str]:
+def _info(plan: Plan | ClusterPlan) -> dict[str, str]:
     config = plan.config
-    gpus = config.hardware.tensor_parallel_size * config.engine.data_parallel_size
+    first = plan.members[0].plan if isinstance(plan, ClusterPlan) else plan
+    cluster = _info_of_cluster(plan) if isinstance(plan, ClusterPlan) else {}
     return {
         "trace": f"{plan.trace.name} ({plan.trace.kind}, {len(plan.trace.sessions)} sessions)",
-        "model": plan.model.name,
-        "hardware": f"{gpus} x {plan.gpu.name}, link {plan.link.name}",
+        "model": first.model.name,
+        **(cluster or {"hardware": f"{hardware_of(first)}, link {first.link.name}"}),
         "vLLM": config.engine.vllm_version,
         "connector": config.connector.kind,
     }
+
+
+def _info_of_cluster(plan: ClusterPlan) -> dict[str, str]:
+    groups: dict[str, list[MemberPlan]] = {}
+    for member in plan.members:
+        groups.setdefault(member.group, []).append(member)
+    assert plan.config.cluster is not None
+    hardware = [
+        f"{name}: {len(same)} x ({same[0].hardware}, link {same[0].plan.link.name})" for name, same in groups.items()
+    ]
+    return {"cluster": "; ".join(hardware), "router": plan.config.cluster.router.kind}

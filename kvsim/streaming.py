@@ -33,7 +33,7 @@ class StreamingInstance(Instance):
         if key in self._streams and (reason or not _goes_on(self._streams[key][1], turn)):
             self._end(key)
         if reason:
-            return self._refuse(entry, "rejected", reason)
+            return self._reception.refuse(entry, "rejected", reason)
         demands = replace(turn.demands, resumable=True)
         if key not in self._streams:
             request = self._new_request(entry, session, replace(turn, demands=demands))
@@ -54,7 +54,7 @@ class StreamingInstance(Instance):
         if index == self._last_of(session, stream):
             assert ended.callbacks is not None
             ended.callbacks.append(lambda _event: self._end(key))
-        return self._told(ended)
+        return self._reception.told(ended)
 
     def _end(self, key: tuple[str, str]) -> None:
         request, _turn = self._streams.pop(key, (None, None))

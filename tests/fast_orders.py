@@ -44,7 +44,7 @@ class Names:
         def noted(session: Session, turn: Turn) -> Any:
             content = content_of(session, turn)
             size, total = simulation.plan.sizes.block_tokens, turn.input_tokens + turn.output_tokens
-            salt = instance._tenant_of[session.name] if trace.tenants else 0
+            salt = instance._reception.salt_of(session)
             number, num_salts = len(simulation.record.requests) - 1, max(len(trace.tenants), 1)
             path = PathContent(turn.chain, size, total, number, salt=salt, num_salts=num_salts).path
             for block, key in zip(content.block_hashes(0, len(path)), path.keys(0, len(path)), strict=True):
@@ -82,7 +82,7 @@ def orders(simulation: Simulation, names: Names) -> dict[str, Any]:
         found["connector"] = sorted((state.request.request_id, len(state.jobs), state.next_stored) for state in states)
         found["loading"] = 0 if connector._loading is None else len(connector._loading)
         found |= _of_ledger(manager, names)
-    for tier in simulation._builder._tiers:
+    for tier in simulation.servers[0].tiers:
         files = getattr(tier, "files", None)
         if isinstance(files, Files | RunFiles):
             found |= {f"{tier.totals.name} {what}": value for what, value in _of_files(files, names).items()}

@@ -183,8 +183,8 @@ def test_all_ranks_share_host_memory() -> None:
     """Llama-3.1-70B TP8 on H100: loads and stores of all ranks want more than 490 GB/s, and get just that."""
     found = plan("llama-3.1-70b", 8, connector=cpu(kv_layout="cross_layer"))
     simulation = Simulation(found)
-    cost, memory = copy_time(found), simulation.host_memory
-    link = simulation._books[0]._offload.link  # type: ignore[union-attr]
+    cost, memory = copy_time(found), simulation.servers[0].host_memory
+    link = simulation.servers[0].books[0]._offload.link  # type: ignore[union-attr]
     blocks = list(range(10_000))
     for direction, kind in (("h2d", "load"), ("d2h", "store")):
         link.submit(direction, cost(CopyJob(0, kind, blocks, blocks), direction), 1)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from worlds import MS, TraceBuilder, config
 
 from kvsim.build import Simulation
 from kvsim.conform.scenario import Conformance
-from kvsim.kv_events import GPU, AllBlocksCleared, KVEventLog, KVEventWriter, as_dict
+from kvsim.kv_events import GPU, AllBlocksCleared, KVEventLog, KVEventPublisher, KVEventWriter, as_dict
 from kvsim.resolve import resolve
 from kvsim.trace.generate import GeneratorParameters, write_trace
 
@@ -150,7 +150,7 @@ def test_a_batch_is_a_step() -> None:
 def test_nothing_is_written_about_nothing() -> None:
     """A step without events has no line."""
     file = io.StringIO()
-    KVEventWriter(file, [list]).publish(5)
+    KVEventPublisher([list], [KVEventWriter(file)]).publish(5)
     assert file.getvalue() == ""
 
 

@@ -4,6 +4,7 @@ YAML keys are the field names and ``kind:`` selects the class of a component. Si
 their unit in the file and are integers here: bytes, nanoseconds, bytes per second.
 """
 
+from kvsim.config.cluster import ClusterConfig, ClusterEvent, InstanceGroup
 from kvsim.config.connector import (
     Connector,
     InstantTransfer,
@@ -26,14 +27,18 @@ from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
+from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
 from kvsim.config.tiers import ExampleTierConfig, FsTierConfig, ObjTierConfig, tier_names
 from kvsim.config.trace import TraceConfig
 
 __all__ = [
+    "ClusterConfig",
+    "ClusterEvent",
     "Connector",
     "CustomConnector",
+    "CustomRouter",
     "CustomStepTime",
     "CustomTier",
     "EngineConfig",
@@ -45,6 +50,7 @@ __all__ = [
     "HardwareConfig",
     "HostConfig",
     "ImagesConfig",
+    "InstanceGroup",
     "InstantTransfer",
     "LMCacheConnectorConfig",
     "LMCacheDisk",
@@ -59,6 +65,7 @@ __all__ = [
     "OutputConfig",
     "ProfileTransfer",
     "RooflineStepTime",
+    "RouterConfig",
     "RunConfig",
     "SimpleCPUConnectorConfig",
     "StepTime",
@@ -67,5 +74,6 @@ __all__ = [
     "Transfer",
     "dump_config",
     "load_config",
+    "options_of",
     "tier_names",
 ]

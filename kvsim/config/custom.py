@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field
 from kvsim.checked import Component, closest
 from kvsim.config.fields import Name
 from kvsim.errors import UserError
-from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Options, Registry, is_class_path
+from kvsim.registry import CONNECTORS, POLICIES, ROUTERS, STEP_TIMES, TIERS, Options, Registry, is_class_path
 from kvsim.yamlfile import Document, Keys
 
 CUSTOM = "module:Class"  # stands for all of them where the kinds of a component are listed
@@ -69,20 +69,31 @@ def _kind(value: object) -> object:
 BY_KIND: Any = Field(discriminator=Discriminator(_kind))
 """Of a union whose members are tagged with their kind, the user's with `CUSTOM`."""
 
-# Key of the path, key of its options, and where such classes come from.
-_PLACES: tuple[tuple[Keys, Keys, Registry], ...] = (
+Place = tuple[Keys, Keys, Registry]  # key of the path, key of its options, and where such classes come from
+_OF_SERVER: tuple[Place, ...] = (
     (("connector", "kind"), ("connector", "options"), CONNECTORS),
     (("connector", "eviction_policy"), ("connector", "eviction_policy_options"), POLICIES),
     (("step_time", "kind"), ("step_time", "options"), STEP_TIMES),
 )
+_ROUTER: Place = (("cluster", "router", "kind"), ("cluster", "router", "options"), ROUTERS)
 
 
-def class_paths(data: Mapping[str, Any]) -> list[tuple[Keys, Keys, Registry]]:
+def class_paths(data: Mapping[str, Any]) -> list[Place]:
     """The places of a document at which a class of the user's stands."""
-    tiers = _at(data, ("connector", "tiers"))
-    numbers = range(len(tiers) if isinstance(tiers, list) else 0)
-    places = [(("connector", "tiers", i, "kind"), ("connector", "tiers", i, "options"), TIERS) for i in numbers]
-    return [place for place in (*_PLACES, *places) if is_class_path(_at(data, place[0]))]
+    groups = _at(data, ("cluster", "instances"))
+    servers: list[Keys] = [(), *(("cluster", "instances", i) for i in range(_length(groups)))]
+    places = [_ROUTER]
+    for server in servers:
+        tiers: list[Keys] = [
+            ("connector", "tiers", i) for i in range(_length(_at(data, (*server, "connector", "tiers"))))
+        ]
+        own = [*_OF_SERVER, *(((*tier, "kind"), (*tier, "options"), TIERS) for tier in tiers)]
+        places += [((*server, *path), (*server, *options), registry) for path, options, registry in own]
+    return [place for place in places if is_class_path(_at(data, place[0]))]
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list) else 0
 
 
 def check_classes(

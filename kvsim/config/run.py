@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from kvsim.checked import Component, Misfit, check, components
+from kvsim.config.cluster import SECTIONS, ClusterConfig
 from kvsim.config.connector import (
     Connector,
     NoConnector,
@@ -52,6 +53,7 @@ class RunConfig(Component):
     step_time: StepTime = Field(default_factory=RooflineStepTime, description="how long a forward pass takes")
     transfer: Transfer = Field(default_factory=ProfileTransfer, description="how long KV copies take")
     faults: FaultsConfig = Field(default_factory=FaultsConfig, description="what goes wrong, on purpose")
+    cluster: ClusterConfig | None = Field(None, description="several such servers behind a router; null = one server")
     output: OutputConfig = Field(default_factory=OutputConfig, description="what the run leaves behind")
     python_path: Folders = Field(
         (), description="where modules of module_path:Class are found beside sys.path; if not given, this file's folder"
@@ -79,6 +81,13 @@ class RunConfig(Component):
             raise Misfit("faults", "expected none with streaming sessions")
         if self.engine.data_parallel_size > 1 and self.faults != of_clients:
             raise Misfit("faults", "expected those of clients only (aborts, client_timeout) with several ranks")
+        if self.cluster is not None and self.faults != of_clients:
+            raise Misfit(
+                "faults",
+                "expected those of clients only (aborts, client_timeout) in a cluster; cluster.events fail others",
+            )
+        if self.cluster is not None and self.trace.streaming_sessions:
+            raise Misfit("cluster", "expected none with trace.streaming_sessions: their requests stay at one server")
         if (
             not isinstance(self.connector, OffloadingConnectorConfig | SimpleCPUConnectorConfig)
             and self.faults.cpu != MediumFaults()
@@ -90,6 +99,31 @@ class RunConfig(Component):
     def output_folder(self) -> Path:
         """The run folder, relative to the current folder unless absolute."""
         return Path(self.output.folder or f"runs/{self.name or 'unnamed'}")
+
+    def of_group(self, number: int, where: Callable[[Keys], str] = lambda _keys: "config") -> RunConfig:
+        """The config of the servers of a group of the cluster: this one with what the group changes.
+
+        Args:
+            number: of the group.
+            where: names the place of a key, for messages.
+
+        Raises:
+            UserError: what the group changes does not fit.
+        """
+        assert self.cluster is not None
+        group, at = self.cluster.instances[number], ("cluster", "instances", number)
+        data = self.model_dump(mode="json", exclude={"cluster"})
+        for section in SECTIONS:
+            changes = getattr(group, section)
+            # Another kind has other keys.
+            other = "kind" in changes and changes["kind"] != data[section].get("kind") and section in _WITH_KINDS
+            data[section] = changes if other else data[section] | changes
+
+        def place(keys: Keys) -> str:
+            own = len(keys) > 1 and keys[0] in SECTIONS and keys[1] in getattr(group, str(keys[0]))
+            return f"{where((*at, *keys) if own else at)}: {'.'.join(map(str, at))}"
+
+        return check(RunConfig, Document("config", data), place).model_copy(update={"cluster": self.cluster})
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -112,6 +146,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             del data[key]  # a section whose every key is commented out
         if isinstance(data.get("model"), str):
             data["model"] = {"name": data["model"]}
+        cluster = data.get("cluster")
+        if isinstance(cluster, dict) and isinstance(cluster.get("router"), str):
+            cluster["router"] = {"kind": cluster["router"]}
         _make_absolute(data, (), Path(path).parent)
     sources: dict[Keys, str] = {}
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
@@ -134,6 +171,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     config = check(RunConfig, document, where)
     check_classes(document.data, config.python_path, document, where)
+    for number in range(len(config.cluster.instances) if config.cluster is not None else 0):
+        config.of_group(number, where)
     return config if config.name else config.model_copy(update={"name": _name_of(Path(path))})
 
 
@@ -170,9 +209,11 @@ def dump_config(config: RunConfig) -> str:
 
 
 _SECTIONS = frozenset(key for key, field in RunConfig.model_fields.items() if components(field.annotation))
+_WITH_KINDS = ("connector", "step_time", "transfer")  # engine.kind only says how it is simulated
+_OF_SERVER: tuple[Keys, ...] = (("hardware", "gpu"), ("hardware", "link"), ("connector", "tiers", "*", "storage"))
 _PATHS: tuple[Keys, ...] = (
-    ("trace", "path"), ("python_path",), ("model",), ("model", "name"), ("hardware", "gpu"), ("hardware", "link"),
-    ("connector", "tiers", "*", "storage"),
+    ("trace", "path"), ("python_path",), ("model",), ("model", "name"), *_OF_SERVER,
+    *(("cluster", "instances", "*", *keys) for keys in _OF_SERVER),
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from kvsim.errors import UserError
+from kvsim.report.instances import HEADER, instance_rows
 from kvsim.report.plots import e2e_cdf, overlay, plots_of
 from kvsim.report.rows import Group, comparison_groups, summary_groups
 from kvsim.report.style import GRID, INK, PAPER, as_svg
@@ -63,6 +64,8 @@ def write_report(run: Run, path: Path, plots: Path | None = None) -> None:
             lead=_unbroken(describe(run.summary)),
             warnings=run.summary["warnings"],
             groups=summary_groups(run.summary),
+            instance_columns=HEADER,
+            instances=instance_rows(run.summary),
             pictures=pictures,
             info=run.summary["info"],
             notes=run.summary["notes"],

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvsim.report.format import MISSING, shorten, value
+from kvsim.report.instances import HEADER, instance_rows
 from kvsim.report.rows import comparison_groups, summary_groups
 from kvsim.results.compare import METRIC, labels, mismatches
 from kvsim.results.runfolder import Run
@@ -49,6 +50,19 @@ def summary_table(summary: Mapping[str, Any], title: str = "Summary") -> Table:
             if others and first != MISSING:
                 first = f"mean {first}"
             table.add_row(f"  {line.label}", first, *others)
+    return table
+
+
+def instances_table(summary: Mapping[str, Any]) -> Table | None:
+    """The instances of a cluster, a row each; None if there is none."""
+    rows = instance_rows(summary)
+    if not rows:
+        return None
+    table = _table(f"{len(rows)} instances behind router {summary['cluster']['router']}")
+    for name in HEADER:
+        table.add_column(name, justify="left" if name in {"Instance", "GPUs", "State"} else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -86,12 +86,25 @@ METRICS: tuple[Metric, ...] = (
 )
 """What tables and reports show, in order."""
 
+CLUSTER_METRICS: tuple[Metric, ...] = (
+    Metric("Cluster", "Instances", ("cluster", "instances"), "count"),
+    Metric("Cluster", "Busiest / mean", ("cluster", "busiest"), "ratio", "lower"),
+    Metric("Cluster", "Most requests / mean", ("cluster", "most_requests"), "ratio", "lower"),
+    Metric("Cluster", "Hit rate, lowest", ("cluster", "hit_rate", "lowest"), "share", "higher"),
+    Metric("Cluster", "Hit rate, highest", ("cluster", "hit_rate", "highest"), "share", "higher"),
+)
+"""What they show of clusters."""
+
 
 def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """What these runs have to show: :data:`METRICS` without tiers that no run has, and each secondary tier's own."""
+    """What these runs have to show: :data:`METRICS` without tiers that no run has, and each secondary tier's own.
+
+    Of clusters also how evenly their instances were loaded.
+    """
     names = dict.fromkeys(name for summary in summaries for name in summary.get("secondary_tiers", {}))
     shown = [metric for metric in METRICS if is_shown(metric, summaries)]
-    return shown + [metric for name in names for metric in _tier_metrics(name, summaries)]
+    of_clusters = CLUSTER_METRICS if any("cluster" in summary for summary in summaries) else ()
+    return [*shown, *of_clusters, *(metric for name in names for metric in _tier_metrics(name, summaries))]
 
 
 def _tier_metrics(name: str, summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:

@@ -22,6 +22,7 @@ UNUSED_STORE_SHARE = 0.90
 LONG_QUEUE_MS = 1000.0
 FEW_REQUESTS = 100
 LARGE_BACKLOG_SHARE = 0.25
+UNEVEN_RATIO = 1.5
 
 Summary = Mapping[str, Any]
 
@@ -267,7 +268,7 @@ def _slow_tier(summary: Summary) -> list[str]:
     computed, busy_s = _computed_tokens(summary), summary["gpu"]["busy_s"]
     if not computed or not busy_s:
         return []
-    gpu_rate = computed / busy_s
+    gpu_rate = computed / busy_s / summary.get("cluster", {}).get("instances", 1)  # of one instance, as the tier's
     for name, tier in summary["secondary_tiers"].items():
         if not tier["read"]["gb_per_s"]:
             continue
@@ -303,10 +304,19 @@ def _idle_tier(summary: Summary) -> list[str]:
     ]
 
 
+def _uneven(summary: Summary) -> list[str]:
+    busiest = summary.get("cluster", {}).get("busiest")
+    if busiest is None or busiest < UNEVEN_RATIO:
+        return []
+    name = max(summary["instances"], key=lambda each: each["totals"]["gpu_busy_ns"])["name"]
+    return [f"The GPUs of {name} were busy {busiest:.1f} times as long as those of the mean: the load is uneven."]
+
+
 _RULES: tuple[Callable[[Summary], list[str]], ...] = (
     _unfinished,
     _faulty,
     _queued,
+    _uneven,
     _preempted,
     _stalled,
     _held_up,

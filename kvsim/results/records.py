@@ -31,6 +31,7 @@ class RequestRecord:
     secondary_hit_tokens: int = 0  # of the external ones: those that came from behind CPU memory
     tenant: str = ""  # whose session it is, where there are several tenants
     rank: int = 0  # data-parallel rank that served it
+    instance: str = ""  # of a cluster, that served it
 
 
 @dataclass(slots=True)
@@ -195,6 +196,19 @@ class FaultTotals:
 
 
 @dataclass(slots=True)
+class InstanceRecord:
+    """What one instance of a cluster leaves behind; its requests name it."""
+
+    name: str
+    group: str
+    hardware: str
+    series: Series
+    totals: Totals
+    tiers: list[TierTotals] = field(default_factory=list)
+    state: str = "up"  # at the end
+
+
+@dataclass(slots=True)
 class RunRecord:
     """Everything one run leaves behind, before it is summarised."""
 
@@ -203,6 +217,7 @@ class RunRecord:
     totals: Totals = field(default_factory=Totals)
     tiers: list[TierTotals] = field(default_factory=list)  # secondary ones, in the order in which they are asked
     faults: FaultTotals = field(default_factory=FaultTotals)
+    instances: list[InstanceRecord] = field(default_factory=list)  # of a cluster, in the order of the config
     notes: list[str] = field(default_factory=list)  # choices and assumptions
     cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
 

@@ -19,6 +19,13 @@ import pyarrow as pa
 from kvsim import __version__
 from kvsim.errors import UserError
 from kvsim.results.findings import warnings
+from kvsim.results.instances import (
+    INSTANCE_COLUMNS,
+    InstanceTables,
+    instances_frame,
+    summarize_cluster,
+    summarize_instances,
+)
 from kvsim.results.parquet import read_parquet, write_parquet
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest, summarize
 from kvsim.results.tiers import TIER_COLUMNS
@@ -28,6 +35,7 @@ SCHEMA = 1
 """Version of the run folder; raised when a reader of the old one would misread the new one."""
 
 SUMMARY, REQUESTS, SERIES, TIERS = "summary.json", "requests.parquet", "series.parquet", "tiers.parquet"
+INSTANCES = "instances.parquet"
 CONFIG, PLOTS, REPORT = "config.resolved.yaml", "plots", "report.html"
 KV_EVENTS = "kv_events.jsonl"
 OWN_NAMES = frozenset(
@@ -36,6 +44,7 @@ OWN_NAMES = frozenset(
         REQUESTS,
         SERIES,
         TIERS,
+        INSTANCES,
         CONFIG,
         PLOTS,
         REPORT,
@@ -69,7 +78,10 @@ def _no_tiers() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Run:
-    """A run read back: what ``summary.json`` says, and the tables; ``tiers`` is empty without secondary tiers."""
+    """A run read back: what ``summary.json`` says, and the tables.
+
+    ``tiers`` is empty without secondary tiers, ``instances`` without a cluster.
+    """
 
     path: Path
     name: str
@@ -77,6 +89,7 @@ class Run:
     requests: pd.DataFrame
     series: pd.DataFrame
     tiers: pd.DataFrame = field(default_factory=_no_tiers)
+    instances: pd.DataFrame = field(default_factory=lambda: instances_frame(()))
 
     @property
     def config_text(self) -> str:
@@ -166,6 +179,8 @@ class RunFolder:
         tiers: Sequence[Mapping[str, Any]] = (),
         tier_series: pd.DataFrame | None = None,
         info: Mapping[str, str] | None = None,
+        router: str = "",
+        instances: Sequence[InstanceTables] = (),
     ) -> Run:
         """Write the tables, the resolved config and the summary made of them.
 
@@ -179,6 +194,8 @@ class RunFolder:
             tiers: Totals of the secondary tiers, if any.
             tier_series: See :data:`kvsim.results.tiers.TIER_COLUMNS`; written only if there are secondary tiers.
             info: What was simulated, for readers (trace, model, GPU, ...), in the order in which to show it.
+            router: What the cluster's router is called, if there is a cluster.
+            instances: Its instances.
 
         Returns:
             The run, as :func:`load_run` will give it back once the folder has its final name.
@@ -186,6 +203,10 @@ class RunFolder:
         if tier_series is None or not tiers:
             tier_series = _no_tiers()
         measures = summarize(requests, totals, series, tiers, tier_series)
+        if instances:
+            each = summarize_instances(requests, instances)
+            measures |= {"cluster": summarize_cluster(router, each), "instances": each}
+        instance_series = instances_frame(instances)
         summary = {
             "kind": KIND,
             "schema": SCHEMA,
@@ -209,12 +230,14 @@ class RunFolder:
             write_parquet(series, SERIES_COLUMNS, self.path / SERIES)
             if tiers:
                 write_parquet(tier_series, TIER_COLUMNS, self.path / TIERS)
+            if instances:
+                write_parquet(instance_series, INSTANCE_COLUMNS, self.path / INSTANCES)
             (self.path / CONFIG).write_text(config_text, encoding="utf-8", newline="\n")
             (self.path / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
         except OSError as error:
             raise UserError(f"{self.target}: cannot write the run folder: {error.strerror or error}") from error
         self._written = True
-        return Run(self.path, self.target.name, summary, requests, series, tier_series)
+        return Run(self.path, self.target.name, summary, requests, series, tier_series, instance_series)
 
     def _commit(self, overwrite: bool) -> None:
         if not self._written:
@@ -251,6 +274,8 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     series = read_parquet(folder / SERIES, SERIES_COLUMNS)
     secondary = summary.get("secondary_tiers")  # missing in runs of older versions
     tiers = read_parquet(folder / TIERS, TIER_COLUMNS) if secondary else _no_tiers()
+    has_instances = summary.get("instances")
+    instances = read_parquet(folder / INSTANCES, INSTANCE_COLUMNS) if has_instances else instances_frame(())
     try:
         found = digest(requests)
     except ValueError as error:
@@ -260,7 +285,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
             f"{folder}: {REQUESTS} (digest {found[:12]}) does not belong to {SUMMARY} "
             f"(digest {str(summary['digest'])[:12]}); expected the same digest"
         )
-    return Run(folder, folder.name, summary, requests, series, tiers)
+    return Run(folder, folder.name, summary, requests, series, tiers, instances)
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:

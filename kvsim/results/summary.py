@@ -152,14 +152,17 @@ def digest(requests: pd.DataFrame) -> str:
 
     Hashed is UTF-8 text: a line with the names of :data:`REQUEST_COLUMNS`, then a line per request in the
     order given, fields apart by tabs, integers in decimal and strings as ASCII JSON. Other columns do not
-    count.
+    count, but for ``instance``, in a cluster.
     """
     requests = _checked(requests)
-    sha = hashlib.sha256("\t".join(REQUEST_COLUMNS).encode() + b"\n")
+    columns = dict(REQUEST_COLUMNS)
+    if "instance" in requests.columns and any(requests["instance"].tolist()):
+        columns["instance"] = _TEXT
+    sha = hashlib.sha256("\t".join(columns).encode() + b"\n")
     for start in range(0, len(requests), _ROWS_AT_A_TIME):
         some = requests.iloc[start : start + _ROWS_AT_A_TIME]
         fields: list[list[str]] = []
-        for name, kind in REQUEST_COLUMNS.items():
+        for name, kind in columns.items():
             if kind == _TEXT:
                 fields.append([json.dumps(str(value)) for value in some[name].tolist()])
             else:

@@ -1,0 +1,166 @@
+"""From a plan to a server: its memory, its tiers, and the engines of its ranks with their books."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from kvsim.build_engine import EngineBuilder
+from kvsim.build_faults import Faults
+from kvsim.build_tiers import BuiltTier, build_tiers
+from kvsim.chain import BlockIds
+from kvsim.clock import Clock
+from kvsim.copy_time import host_dram_bytes_per_s
+from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
+from kvsim.engine import Engine
+from kvsim.faults.clients import Clients
+from kvsim.host_memory import HostMemory
+from kvsim.instance import Instance
+from kvsim.kv_events import KVEventListener
+from kvsim.load_balancer import Coordinator
+from kvsim.lockstep import Lockstep
+from kvsim.reception import Reception
+from kvsim.resolve import Plan
+from kvsim.results.records import RequestRecord, RunRecord, Totals
+from kvsim.spec_scheduler import SpeculativeScheduler
+from kvsim.streaming import StreamingInstance
+from kvsim.trace.replay import Submit
+
+
+def _nobody(_rank: int) -> Sequence[KVEventListener]:
+    return ()
+
+
+class Server:
+    """What one `vllm serve` is: one rank or several data-parallel ones, on one host.
+
+    Attributes:
+        submit: takes a turn (see `Instance.submit`).
+        ranks: the only one, or all of them.
+
+    Args:
+        record: gets what this server writes down.
+        reception: enters requests; they are in the record's list.
+        clients: those who may give requests up.
+        name: among the instances of a cluster; empty = the only server.
+        kv_events: who listens to a rank's KV events.
+        block_ids: numbers blocks by their size and lookahead; servers that share it give equal blocks equal numbers.
+        on_death: called when the engine has died.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        plan: Plan,
+        record: RunRecord,
+        reception: Reception,
+        clients: Clients | None,
+        *,
+        name: str = "",
+        kv_events: Callable[[int], Sequence[KVEventListener]] = _nobody,
+        block_ids: Callable[[int, int], BlockIds] = BlockIds,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.plan, self.record = name, plan, record
+        self._clock, self._block_ids, self._on_death = clock, block_ids, on_death
+        instant = plan.config.transfer.kind == "instant"
+        self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
+        # Tiers wake an engine that is built on them.
+        self.tiers: Sequence[BuiltTier] = build_tiers(
+            clock, plan, on_change=self._notify, on_blocked=self._hold_up, memory=self.host_memory
+        )
+        record.tiers = [tier.totals for tier in self.tiers]
+        self.faults = Faults(clock, plan.config.faults, plan.config.seed, record.faults, self._notify)
+        record.notes += self.faults.notes()
+        self._builder = EngineBuilder(clock, plan, self.host_memory, self.tiers, self.faults, kv_events)
+        self.books: list[RankBooks] = []
+        self.ranks: list[Instance] = []
+        self._build(reception, clients)
+        self.submit: Submit = self._entrance()
+
+    def listen_to_first_tokens(self, listener: Callable[[RequestRecord], None]) -> None:
+        """Tell somebody of each request when its first token is there."""
+        for ledger in self.books:
+            ledger.on_first_token = listener
+
+    # -- life and death
+    @property
+    def is_dead(self) -> bool:
+        """Whether its engine has died and nobody has taken over."""
+        return self._engine.is_dead
+
+    def kill(self) -> None:
+        """The engine dies now; it has one rank."""
+        self._engine.kill()
+
+    def restart(self, *, starts_up: bool = False) -> None:
+        """A new engine takes over, with empty memory; it has one rank.
+
+        ``starts_up``: it has to prepare its host's memory first, as at the beginning of a run.
+        """
+        engine = self.ranks[0].engine = self._start_engine(self.books[0])
+        if starts_up:
+            engine.ready_at += self._clock.now
+
+    def close(self, hang: str) -> None:
+        """The simulation is over: see `Books.close`."""
+        close(self.books, self.record, hang)
+        for rank in self.ranks:
+            scheduler = rank.scheduler
+            if isinstance(scheduler, SpeculativeScheduler):
+                accepted, drafts = scheduler.num_accepted_tokens, scheduler.num_draft_tokens
+                self.record.notes.append(f"speculative decoding: {accepted:,} of {drafts:,} drafts were accepted")
+            if self.plan.config.debug and not scheduler.requests and not rank.engine.is_dead:
+                # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
+                idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
+                scheduler.check(at_end=idle)
+
+    # -- inside
+    def _build(self, reception: Reception, clients: Clients | None) -> None:
+        plan, num_ranks = self.plan, self.plan.config.engine.data_parallel_size
+        lockstep = Lockstep(self._clock, plan.step_time) if plan.model.moe and num_ranks > 1 else None
+        kind = StreamingInstance if plan.config.trace.streaming_sessions else Instance
+        new_rank = partial(kind, name=self.name, clients=clients, in_runs=plan.fast)
+        for rank in range(num_ranks):
+            # A lone rank writes into the server's own totals, several are summed up at the end.
+            record = self.record if num_ranks == 1 else replace(self.record, totals=Totals())
+            self._note_sizes(record.totals)
+            ledger = RankBooks(self._clock, record, rank)
+            engine = self._start_engine(ledger, lockstep)
+            kv = engine.scheduler.kv
+            block_ids = self._block_ids(kv.block_size, kv.hash_lookahead_tokens)
+            self.books.append(ledger)
+            self.ranks.append(new_rank(engine, ledger, reception, rank=rank, block_ids=block_ids))
+
+    def _entrance(self) -> Submit:
+        if len(self.ranks) == 1:
+            return self.ranks[0].submit
+        balancer = self.plan.release.load_balancer(len(self.ranks))
+        coordinator = Coordinator(self._clock, len(self.ranks), balancer.hear)
+        connect(self.books, coordinator)
+        return DataParallelServer(self.ranks, balancer, coordinator).submit
+
+    def _start_engine(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
+        engine = self._engine = self._builder.build(books, lockstep)
+        engine.ready_at = self.plan.host.startup_ns
+        engine.on_death = self._engine_died
+        return engine
+
+    def _engine_died(self) -> None:
+        """Its memory is lost and its copies are."""
+        self.faults.on_engine_death()
+        self._builder.lose()
+        self._on_death()
+
+    def _notify(self) -> None:
+        self._engine.notify()
+
+    def _hold_up(self, duration_ns: int) -> None:
+        self._engine.hold_up(duration_ns)
+
+    def _note_sizes(self, totals: Totals) -> None:
+        sizes = self.plan.sizes
+        totals.num_gpu_blocks, totals.num_cpu_blocks = sizes.num_gpu_blocks - 1, sizes.num_cpu_chunks
+        totals.block_tokens = sizes.block_tokens
+        totals.gpu_block_bytes, totals.cpu_block_bytes = sizes.gpu_block_bytes, sizes.cpu_chunk_bytes

@@ -1,0 +1,155 @@
+"""The front of a cluster: turns arrive, the router says where they go, and hears what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from kvsim.clock import ROUTE_PRIORITY, Clock
+from kvsim.cluster.event_mail import EventMail
+from kvsim.cluster.members import Happening, Member, Members
+from kvsim.cluster.routers.base import Router
+from kvsim.cluster.views import Answer, FirstToken, News, Prompt, TurnView
+from kvsim.errors import UserError
+from kvsim.reception import Reception
+from kvsim.results.records import RequestRecord
+from kvsim.trace.session import Session, Trace, Turn
+
+Place = tuple[int, int, int]  # of a turn in its trace: session, stream, turn
+Scope = Callable[[Session, Turn], int]
+
+
+@dataclass(slots=True)
+class _Arrival:
+    place: Place
+    session: Session
+    stream: str
+    turn: Turn
+    ended: simpy.Event
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A turn that was sent to an instance."""
+
+    view: TurnView
+    instance: int
+    entry: RequestRecord
+    turn: Turn
+    ended: simpy.Event
+
+
+_News = tuple[int, int, int, Callable[..., None], tuple[Any, ...]]
+
+
+class Front:
+    """Takes the turns of a trace and passes them on.
+
+    Whatever arrives at one instant is routed together, in the order of the trace, when all steps that end at this
+    instant have ended and before any instance decides its next step. What the router is told of one instant comes in
+    the order of the turns' numbers, just before it has to choose. So nothing depends on which of several instances
+    happens to be simulated first.
+
+    Args:
+        members: the instances, in the order of their names, which is that of the router's numbers.
+        scope: of a turn's prompt (see `Prompt`).
+        mail: KV events of the instances; empty if the router hears none.
+        absent, happenings: see `Members`.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        trace: Trace,
+        reception: Reception,
+        router: Router,
+        members: Sequence[Member],
+        scope: Scope,
+        mail: EventMail,
+        *,
+        absent: Sequence[int] = (),
+        happenings: Sequence[Happening] = (),
+    ) -> None:
+        self._clock, self._reception, self._router, self._scope = clock, reception, router, scope
+        self._servers, self._mail = members, mail
+        self.members = Members(clock, members, absent, happenings, self._on_change)
+        self._places = {
+            (session.name, stream): (number, place)
+            for number, session in enumerate(trace.sessions)
+            for place, (stream, _turns) in enumerate(session.streams)
+        }
+        self._inbox: list[_Arrival] = []
+        self._in_flight: dict[str, _Flight] = {}  # by the request's id
+        # (when it is known, number, order) and what to do; at one instant: instances come and go, first tokens, ends.
+        self._news: list[_News] = []
+        self._num_routed = 0
+
+    def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
+        """See `kvsim.instance.Instance.submit`."""
+        ended = self._clock.event()
+        place = (*self._places[session.name, stream], index)
+        if not self._inbox:
+            routing = self._clock.at(0, ROUTE_PRIORITY)
+            assert routing.callbacks is not None
+            routing.callbacks.append(lambda _event: self._route())
+        self._inbox.append(_Arrival(place, session, stream, turn, ended))
+        return ended
+
+    def on_first_token(self, entry: RequestRecord) -> None:
+        """A request has its first token now."""
+        flight = self._in_flight[entry.request_id]
+        view, instance, now = flight.view, flight.instance, self._clock.now
+        self._news.append((now, view.number, 1, self._router.heard, (FirstToken(view, instance, now),)))
+
+    # -- inside
+    def _on_change(self, news: News) -> None:
+        self._news.append((self._clock.now, -2, len(self._news), self._router.heard, (news,)))
+
+    def _route(self) -> None:
+        self._tell()
+        arrivals, self._inbox = sorted(self._inbox, key=lambda arrival: arrival.place), []
+        for arrival in arrivals:
+            self._send(arrival)
+
+    def _tell(self) -> None:
+        """Tell the router what it knows by now."""
+        for mail in self._mail.take(self._clock.now):
+            arrived_ns = mail.published_ns + self._mail.delay_ns
+            self._news.append((arrived_ns, -1, mail.instance, self._router.heard, (mail,)))
+        due, self._news = sorted(self._news, key=lambda news: news[:3]), []
+        for _, _, _, told, what in due:
+            told(*what)
+
+    def _send(self, arrival: _Arrival) -> None:
+        among, session, turn = self.members.up, arrival.session, arrival.turn
+        if not among:
+            entry = self._reception.enter(session, arrival.stream, arrival.place[2], turn)
+            self._reception.refuse(entry, "failed", self.members.why_none())
+            arrival.ended.succeed()
+            return
+        prompt = Prompt(
+            turn.chain.truncated(min(turn.input_tokens, turn.known_prompt_tokens)), self._scope(session, turn)
+        )
+        number, self._num_routed = self._num_routed, self._num_routed + 1
+        view = TurnView(number, session.name, arrival.stream, self._clock.now, turn.input_tokens, prompt)
+        chosen = self._router.choose(view, among)
+        if chosen not in among:
+            kind = type(self._router).__name__
+            raise UserError(f"router {kind} chose instance {chosen!r}, expected one of {', '.join(map(str, among))}")
+        ended = self._servers[chosen].submit(session, arrival.stream, arrival.place[2], turn)
+        entry = self._reception.records[-1]
+        self._in_flight[entry.request_id] = flight = _Flight(view, chosen, entry, turn, arrival.ended)
+        self._router.sent(view, chosen)
+        assert ended.callbacks is not None
+        ended.callbacks.append(lambda _event: self._on_end(flight))
+
+    def _on_end(self, flight: _Flight) -> None:
+        entry, view = flight.entry, flight.view
+        del self._in_flight[entry.request_id]
+        content = Prompt(flight.turn.chain, view.prompt.scope)
+        answer = Answer(entry.status, entry.first_token_ns, self._clock.now, entry.output_tokens, content)
+        self._news.append((self._clock.now, view.number, 2, self._router.ended, (view, flight.instance, answer)))
+        flight.ended.succeed()

@@ -1,0 +1,1 @@
+"""Routers, one per file: the same methods in the same order."""
