@@ -60,7 +60,11 @@ class Cluster:
             plan.config.seed,
             self._block_hashes,
         )
-        router: Router = ROUTERS.make(cluster.router.kind, [site], options_of(cluster.router), plan.config.python_path)
+        self.router: Router = ROUTERS.make(
+            cluster.router.kind, [site], options_of(cluster.router), plan.config.python_path
+        )
+
+        router = self.router
 
         def listeners(name: str, rank: int) -> list[KVEventListener]:
             found: list[KVEventListener] = []
@@ -81,6 +85,7 @@ class Cluster:
                 name=member.name,
                 kv_events=partial(listeners, member.name),
                 block_ids=block_ids,
+                may_die=member.name in cluster.failing,
             )
             for member in plan.members
         ]

@@ -38,14 +38,23 @@ class Faults:
         seed: the run's.
         totals: counts what has happened.
         wake: tells the engine that something has happened.
+        may_die: somebody else may kill the engine, too.
     """
 
     def __init__(
-        self, clock: Clock, config: FaultsConfig, seed: int, totals: FaultTotals, wake: Callable[[], None]
+        self,
+        clock: Clock,
+        config: FaultsConfig,
+        seed: int,
+        totals: FaultTotals,
+        wake: Callable[[], None],
+        *,
+        may_die: bool = False,
     ) -> None:
         self._clock, self._config, self._seed, self._totals, self._wake = clock, config, seed, totals, wake
         self.copies_fail = config.cpu != MediumFaults() or any(outage.tier == CPU for outage in config.outages)
-        self._tiers_fail = bool(config.tiers or config.outages or config.restarts or config.failed_copies == "fatal")
+        self.engine_dies = bool(config.restarts) or may_die
+        self._tiers_fail = bool(config.tiers or config.outages or self.engine_dies or config.failed_copies == "fatal")
         self._alarms: list[simpy.Event] = []
         self._copier: FaultyCopier | None = None
         self._memory: tuple[BreakableLedger, Losable] | None = None

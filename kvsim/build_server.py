@@ -47,6 +47,7 @@ class Server:
         kv_events: who listens to a rank's KV events.
         block_ids: numbers blocks by their size and lookahead; servers that share it give equal blocks equal numbers.
         on_death: called when the engine has died.
+        may_die: somebody may call `kill`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Server:
         kv_events: Callable[[int], Sequence[KVEventListener]] = _nobody,
         block_ids: Callable[[int, int], BlockIds] = BlockIds,
         on_death: Callable[[], None] = lambda: None,
+        may_die: bool = False,
     ) -> None:
         self.name, self.plan, self.record = name, plan, record
         self._clock, self._block_ids, self._on_death = clock, block_ids, on_death
@@ -71,7 +73,8 @@ class Server:
             clock, plan, on_change=self._notify, on_blocked=self._hold_up, memory=self.host_memory
         )
         record.tiers = [tier.totals for tier in self.tiers]
-        self.faults = Faults(clock, plan.config.faults, plan.config.seed, record.faults, self._notify)
+        config = plan.config
+        self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
         record.notes += self.faults.notes()
         self._builder = EngineBuilder(clock, plan, self.host_memory, self.tiers, self.faults, kv_events)
         self.books: list[RankBooks] = []

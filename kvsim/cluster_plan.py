@@ -71,10 +71,22 @@ def resolve_run(config: RunConfig, trace: Trace) -> Plan | ClusterPlan:
             raise ConfigError(f"cluster.instances.{number} ({group.name}): {error}") from None
         except UserError as error:  # already with its place
             raise ConfigError(str(error)) from None
+    _check_failing(config, plans)
     outputs = [plan.config.engine.structured_output for plan in plans.values()]
     if any(output != outputs[0] for output in outputs):
         raise ConfigError("cluster.instances: expected the same engine.structured_output in all groups")
     return _together(config, plans)
+
+
+def _check_failing(config: RunConfig, plans: dict[str, Plan]) -> None:
+    assert config.cluster is not None
+    for group in config.cluster.instances:
+        failing = sorted(config.cluster.failing.intersection(group.instances))
+        if failing and plans[group.name].config.engine.data_parallel_size > 1:
+            raise ConfigError(
+                f"cluster.events: {failing[0]} fails, expected engine.data_parallel_size 1 for instances that fail:"
+                " ranks that die are not simulated"
+            )
 
 
 def hardware_of(plan: Plan) -> str:

@@ -369,11 +369,10 @@ class CohortScheduler(Scheduler):
 
     @contextmanager
     def step_over(self) -> Iterator[None]:
-        """Inside, the step under way is over; behind, the next one like it is under way."""
+        """Inside, the step under way is over; behind, it is under way again, as if nothing had happened."""
         self.cohort.advance(1)
         yield
-        self._take_next()
-        self._repeat_refusals(1)
+        self.cohort.advance(-1)
 
     def _take_next(self) -> None:
         """Blocks for the next step of a stretch."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from kvsim.clock import Clock
+from kvsim.clock import SCHEDULE_PRIORITY, Clock
 from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import FULL_PPM
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput
@@ -144,6 +144,7 @@ class FastEngine(Engine):
         self._window_time, self._is_disturbed = step_time, is_disturbed
         self._window: _Window | None = None
         self._under_way = 0  # number of the step in the window that is under way, as far as the scheduler knows
+        self._is_between = False  # this one has ended, and at this instant nothing has been decided yet
         self.num_decisions = 0
         self._is_alone = False  # this instant's last event was this engine's own, the end of its step
 
@@ -171,7 +172,8 @@ class FastEngine(Engine):
             last = window.step_at(self.env.now, self._under_way)
             if last < window.last and not window.is_handed_over:
                 window.last = last
-                self._wake_at(window, last)
+                if not self._is_between:
+                    self._wake_at(window, last)
 
     def _lets_others_go_first(self) -> bool:
         """See `Engine`; nobody is there if the last event was its own and the next one lies in the future."""
@@ -210,19 +212,20 @@ class FastEngine(Engine):
         self.compute.before_change = self._hand_over
         lost_before = self.compute.lost_ns
         try:
-            yield from self._pass(window)
+            is_told = yield from self._pass(window)
         except simpy.Interrupt:
             # It dies at this instant, before a step that would end now has ended.
             self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
-            if not window.is_handed_over:
+            if not window.is_handed_over and not self._is_between:
                 self._wake_at(window, self._under_way)  # the GPU completes its step, for nobody
             raise
         finally:
             self._window = self.compute.before_change = None
+            self._is_between = False
         lost_ns = window.lost_ns(window.last, window.last)
         if window.is_handed_over:
             lost_ns = self.compute.lost_ns - lost_before
-        if lost_ns:
+        if lost_ns and not is_told:
             self._observer.on_slowdown(lost_ns)
         self._is_alone = not window.is_handed_over
 
@@ -253,7 +256,10 @@ class FastEngine(Engine):
         window = self._window
         assert window is not None
         last = window.last = window.step_at(self.env.now, self._under_way)
-        window.is_handed_over, self.compute.before_change = True, None
+        self.compute.before_change = None
+        if self._is_between:  # none is under way
+            return
+        window.is_handed_over = True
         if window.wake is not None:
             self.env.cancel(window.wake)
         work_ns = window.work_ns(last) - window.work_ns(last - 1)
@@ -261,8 +267,12 @@ class FastEngine(Engine):
         assert ended.callbacks is not None
         ended.callbacks.append(lambda _event: self._on_wake(window))
 
-    def _pass(self, window: _Window) -> Generator[simpy.Event, Any, None]:
-        """Let the steps pass; behind it, the last one's end has come, and its output is still to be taken."""
+    def _pass(self, window: _Window) -> Generator[simpy.Event, Any, bool]:
+        """Let the steps pass; behind it, the last one's end has come, and its output is still to be taken.
+
+        Returns:
+            Whether the observer has been told of the time that the last one has lost.
+        """
         observer = self._observer
         while True:
             wanted_ns = observer.state_wanted_ns()
@@ -273,10 +283,17 @@ class FastEngine(Engine):
             stop = min(stop, window.last)
             self._go_on(window, stop)
             if stop == window.last:
-                return
+                return False
             self._tell_lost(window, stop, stop)
             with self.scheduler.step_over():
                 observer.on_quiet_state()
+            if self.env.peek() <= self.env.now:  # others at this instant, who may have something for the next step
+                self._is_between = True
+                yield self.env.at(0, SCHEDULE_PRIORITY)
+                self._is_between = False
+                if stop == window.last:
+                    return True
+            self.scheduler.go_on(1)
             self._under_way += 1
             observer.on_quiet_steps(1, window.work_ns(stop + 1) - window.work_ns(stop))
 

@@ -73,7 +73,8 @@ def _of_connector(config: RunConfig) -> list[str]:
 
 def _of_faults(config: RunConfig) -> list[str]:
     faults: FaultsConfig = config.faults
-    hits_tiers = faults.tiers or faults.outages or faults.restarts or faults.failed_copies == "fatal"
+    dies = faults.restarts or (config.cluster is not None and config.cluster.failing)
+    hits_tiers = faults.tiers or faults.outages or dies or faults.failed_copies == "fatal"
     return ["faults with secondary tiers"] if hits_tiers and getattr(config.connector, "tiers", ()) else []
 
 

@@ -68,7 +68,7 @@ def compare(
     _give_priorities(reference, num_priorities)
     names.listen(reference)
     expected = reference.run()
-    seen.update(_happened(record))
+    seen.update(happened(record))
     difference = first_difference(digest(expected), digest(record))
     if not difference:
         fast.instance.scheduler.check()
@@ -97,6 +97,15 @@ def digest(record: RunRecord) -> dict[str, Any]:
         "totals": as_row(record.totals),
         "tiers": {entry.name: as_row(entry) for entry in record.tiers},
         "series": [as_row(sample) for sample in record.series.samples],
+        "instances": {
+            entry.name: {
+                "state": entry.state,
+                "totals": as_row(entry.totals),
+                "tiers": {tier.name: as_row(tier) for tier in entry.tiers},
+                "series": [as_row(sample) for sample in entry.series.samples],
+            }
+            for entry in record.instances
+        },
         "faults": as_row(record.faults),
         "notes": [note for note in record.notes if not note.startswith(ABOUT_THE_ENGINE)],
         "cautions": record.cautions,
@@ -125,7 +134,8 @@ def _short(value: object) -> str:
 
 
 # -- what has happened
-def _happened(record: RunRecord) -> Counter[str]:
+def happened(record: RunRecord) -> Counter[str]:
+    """Counts of what there was to go wrong."""
     totals, tiers = record.totals, record.tiers
     seen = Counter({f"requests {status}": n for status, n in Counter(e.status for e in record.requests).items()})
     seen["steps"] = totals.steps
@@ -192,4 +202,4 @@ def _counted(seen: Counter[str]) -> Iterator[None]:
         yield
 
 
-__all__ = ["Verdict", "World", "compare", "compare_seed", "digest", "first_difference", "random_world"]
+__all__ = ["Verdict", "World", "compare", "compare_seed", "digest", "first_difference", "happened", "random_world"]

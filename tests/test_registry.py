@@ -10,10 +10,10 @@ from typing import get_args
 import pytest
 
 from kvsim.checked import components, kinds
-from kvsim.config import RunConfig, load_config
+from kvsim.config import RouterConfig, RunConfig, load_config
 from kvsim.config.tiers import Tiers
 from kvsim.errors import UserError
-from kvsim.registry import CONNECTORS, POLICIES, STEP_TIMES, TIERS, Registry
+from kvsim.registry import CONNECTORS, POLICIES, ROUTERS, STEP_TIMES, TIERS, Registry
 from kvsim.releases import RELEASES
 
 POLICY = """
@@ -93,6 +93,7 @@ def test_the_registry_names_what_configs_and_releases_know() -> None:
     assert set(CONNECTORS.names()) == built_in("connector") - {"none"}
     assert set(STEP_TIMES.names()) == built_in("step_time")
     assert TIERS.names() == [kind for found in components(Tiers) for kind in kinds(found)]
+    assert ROUTERS.names() == [kind for found in components(RouterConfig) for kind in kinds(found)]
     assert all(set(POLICIES.names()) == set(release.policies) for release in RELEASES.values())
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from kvsim.build import Simulation
 from kvsim.chain import ROOT, PrefixTree
+from kvsim.cluster_plan import ClusterPlan, resolve_run
 from kvsim.config import OffloadingConnectorConfig, RunConfig, tier_names
-from kvsim.resolve import Plan, resolve
+from kvsim.resolve import Plan
 from kvsim.results.findings import warnings
 from kvsim.results.records import RunRecord, as_row
 from kvsim.results.summary import summarize
@@ -79,9 +80,9 @@ def config(**parts: Any) -> RunConfig:
     return RunConfig.model_validate(base)
 
 
-def run(trace: Trace, settings: RunConfig) -> tuple[Plan, RunRecord]:
+def run(trace: Trace, settings: RunConfig) -> tuple[Plan | ClusterPlan, RunRecord]:
     """Simulate a trace under a config."""
-    plan = resolve(settings, trace)
+    plan = resolve_run(settings, trace)
     return plan, Simulation(plan).run()
 
 

@@ -15,6 +15,8 @@ from kvsim.units import Duration
 MOST_INSTANCES = 10_000
 SECTIONS = ("hardware", "engine", "connector", "step_time", "transfer")
 """What a group may have differently."""
+COMMON = frozenset({"seed", "trace", "model", "faults", "output", "python_path", "notes", "debug", "cluster"})
+"""What it may not."""
 
 Overrides = Annotated[dict[str, Any], Field(default_factory=dict)]
 
@@ -33,6 +35,14 @@ class InstanceGroup(Component):
     connector: Overrides = Field(description="keys of connector that differ")
     step_time: Overrides = Field(description="keys of step_time that differ")
     transfer: Overrides = Field(description="keys of transfer that differ")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _changes_only_servers(cls, value: object) -> object:
+        common = [key for key in value if key in COMMON] if isinstance(value, dict) else []
+        if common:
+            raise Misfit(common[0], "is the same for all instances, expected only at the top level")
+        return value
 
     @property
     def instances(self) -> list[str]:
@@ -120,6 +130,11 @@ class ClusterConfig(Component):
         for event in self.in_order:
             first.setdefault(event.instance, event.action)
         return {name for name, action in first.items() if action == "join"}
+
+    @property
+    def failing(self) -> set[str]:
+        """Instances that fail at some time."""
+        return {event.instance for event in self.events if event.action == "fail"}
 
     @property
     def in_order(self) -> list[ClusterEvent]:

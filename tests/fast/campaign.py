@@ -1,4 +1,4 @@
-"""Many random worlds, and larger cuts of real traces, played by both engines. Run with `make fuzz`.
+"""Random worlds, some as clusters, and larger cuts of real traces, played by both engines. Run with `make fuzz`.
 
 Prints what has happened in them, so that one sees what has been covered. Exit code 1 if the engines differ anywhere;
 the seed and the first difference are named.
@@ -20,10 +20,13 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fast_cuts
+from cluster_worlds import compare_cluster
 from fast_compare import Verdict, compare, compare_seed
 from fast_worlds import SHAPES
 
 from kvsim.resolve import resolve
+
+CLUSTERS = 4  # one of so many worlds is played once more, by a cluster
 
 REPO = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("KVSIM_SHARED", REPO.parent / "shared")) / "traces"
@@ -69,6 +72,7 @@ def main() -> None:
     console = Console(width=120)
     tasks = [joblib.delayed(play_cut)(cut) for cut in cuts]
     tasks += [joblib.delayed(compare_seed)(seed, scale=options.scale) for seed in seeds]
+    tasks += [joblib.delayed(compare_cluster)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
     work = joblib.Parallel(n_jobs=options.jobs, return_as="generator", batch_size="auto")(tasks)
     quiet = Console(stderr=True, quiet=not sys.stderr.isatty())
     verdicts: list[Verdict] = []

@@ -169,9 +169,9 @@ MUTANTS = [
      "self._observer.on_quiet_steps(more, window.work_ns(step) - window.work_ns(self._under_way))", "pass"),
     ("window: refusals repeat themselves", SCHEDULER,
      "        cohort.advance(steps)\n        self._repeat_refusals(steps)", "        cohort.advance(steps)"),
-    ("window: refusals repeat themselves at samples", SCHEDULER,
-     "        self._take_next()\n        self._repeat_refusals(1)",
-     "        self.kv.pool.take(self.cohort.demand(1))"),
+    ("window: others at the instant of a sample go first", ENGINE,
+     "if self.env.peek() <= self.env.now:  # others", "if False:  # others"),
+    ("window: at the instant of a sample no step is under way", ENGINE, "if not self._is_between:", "if True:"),
     # -- the engine
     ("engine: others at this instant go first", ENGINE, "return not is_alone or self.env.peek() <= self.env.now", "return not is_alone"),
     ("engine: a step's end is not the first at its instant", ENGINE,

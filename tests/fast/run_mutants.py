@@ -17,7 +17,7 @@ sys.path += [str(TESTS), str(TESTS / "mutation")]
 from mutants import MUTANTS  # noqa: E402 - found by the line above
 from run import run_all  # noqa: E402
 
-NUM_WORLDS = 2_000
+NUM_WORLDS, NUM_CLUSTERS = 2_000, 1_100
 PATIENCE_SECONDS = 20  # with one world, which takes milliseconds
 
 
@@ -27,18 +27,20 @@ def _out_of_patience(_signal: int, _frame: FrameType | None) -> None:
 
 def first_to_notice() -> str:
     """In a process with the mutant on its path: the first world that differs, or nothing."""
+    from cluster_worlds import compare_cluster  # noqa: PLC0415 - over the mutant
     from fast_compare import compare_seed  # noqa: PLC0415 - over the mutant
 
     signal.signal(signal.SIGPROF, _out_of_patience)  # time of this process, however busy the machine is
-    for seed in range(NUM_WORLDS):
-        signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
-        try:
-            difference = compare_seed(seed).difference
-        except TimeoutError:
-            difference = f"no end after {PATIENCE_SECONDS} s"
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if difference:
-            return f"world {seed}: {difference}"
+    for kind, compare, worlds in (("world", compare_seed, NUM_WORLDS), ("cluster", compare_cluster, NUM_CLUSTERS)):
+        for seed in range(worlds):
+            signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
+            try:
+                difference = compare(seed).difference
+            except TimeoutError:
+                difference = f"no end after {PATIENCE_SECONDS} s"
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            if difference:
+                return f"{kind} {seed}: {difference}"
     return ""
 
 
