@@ -258,6 +258,11 @@ CONNECTORS.register(
     "kvsim.connectors.example:ExampleConnector",
     "vLLM's ExampleConnector: whole prompts as files on shared storage, synchronous",
 )
+CONNECTORS.register(
+    "nixl",
+    "kvsim.connectors.nixl:NixlConnector",
+    "vLLM's NixlConnector: KV from prefill to decode instances of a cluster",
+)
 
 POLICIES = Registry("policy", "kvsim.offload.policies.base:EvictionPolicy", given=("capacity", "slots"))
 POLICIES.register("lru", "kvsim.offload.policies.lru:LruPolicy", "least recently used, as vLLM's CPU tier counts it")

@@ -27,6 +27,8 @@ from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
+from kvsim.config.network import NetworkConfig
+from kvsim.config.remote import NixlConnectorConfig
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
@@ -59,6 +61,8 @@ __all__ = [
     "LMCacheRemote",
     "MediumFaults",
     "ModelConfig",
+    "NetworkConfig",
+    "NixlConnectorConfig",
     "NoConnector",
     "ObjTierConfig",
     "OffloadingConnectorConfig",

@@ -1,0 +1,30 @@
+"""Connectors that hand KV over from prefill to decode instances."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvsim.checked import Component
+from kvsim.config.fields import ON_LOAD_FAILURE, SECOND_NS, KVLoadFailurePolicy
+from kvsim.units import Duration
+
+MS_NS = 1_000_000
+
+
+class NixlConnectorConfig(Component):
+    """vLLM's NixlConnector."""
+
+    kind: Literal["nixl"] = Field("nixl", description="vLLM's NixlConnector")
+    mode: Literal["pull", "push"] = Field(
+        "pull", description="pull = decode instances read; push = prefill instances write (NixlPushConnector)"
+    )
+    kv_buffer_device: Literal["cuda", "cpu"] = Field(
+        "cuda", description="what the network reads and writes: the GPU's memory, or a buffer in the host's"
+    )
+    kv_lease_duration: Annotated[Duration, Field(ge=SECOND_NS)] = Field(
+        30 * SECOND_NS, description="KV of a prompt is kept so long for a decode instance that does not ask for it"
+    )
+    handshake: Duration = Field(100 * MS_NS, description="first contact of two instances (assumed)")
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
