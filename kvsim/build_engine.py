@@ -18,6 +18,7 @@ from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import ComputeStream
 from kvsim.config import (
     CustomConnector,
+    DecodeBenchConnectorConfig,
     ExampleConnectorConfig,
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
@@ -26,6 +27,7 @@ from kvsim.config import (
 )
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
+from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
@@ -47,6 +49,8 @@ from kvsim.resolve import Plan
 from kvsim.scheduler import Scheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.witness import Witness, WitnessedWorker
+
+OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
 
 
 class EngineBuilder:
@@ -294,6 +298,8 @@ class EngineBuilder:
             return self._synchronous.connector()
         if isinstance(config, LMCacheMPConnectorConfig):
             return self._lmcache_mp.connector()
+        if isinstance(config, DecodeBenchConnectorConfig):
+            return DecodeBenchConnector()
         if self._remote is not None and config.kind in REMOTE:
             return self._remote.connector(site)
         return None
@@ -304,7 +310,7 @@ class EngineBuilder:
         plan, self._witness = self._plan, None
         if connector is None:
             return None, None
-        if isinstance(plan.config.connector, CustomConnector) or plan.config.connector.kind in REMOTE:
+        if isinstance(plan.config.connector, CustomConnector) or plan.config.connector.kind in OWN_WORKERS:
             return connector.make_worker(), Traffic(site.links)
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvsim.config import NetworkConfig, NixlConnectorConfig, RunConfig
+from kvsim.config import MooncakeConnectorConfig, NetworkConfig, NixlConnectorConfig, RunConfig
 from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
 from kvsim.kv_groups import KVGroups
@@ -12,7 +12,7 @@ from kvsim.network import PPM, Nic
 from kvsim.nics import load_nic
 from kvsim.steptime.spec import ModelSpec
 
-REMOTE = ("nixl",)  # connectors that hand KV over
+REMOTE = ("nixl", "mooncake")  # connectors that hand KV over
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,6 @@ def regions(config: RunConfig, model: ModelSpec, layers: int) -> int:
 def notes_of_remote(config: RunConfig) -> list[str]:
     """Choices and assumptions."""
     connector = config.connector
-    if not isinstance(connector, NixlConnectorConfig):
+    if not isinstance(connector, NixlConnectorConfig | MooncakeConnectorConfig):
         return []
     return [f"{ASSUMED}handshake of {connector.handshake / 1e6:g} ms at the first contact of two instances"]

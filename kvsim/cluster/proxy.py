@@ -155,8 +155,14 @@ class Proxy:
             tenant=entry.tenant, instance=server.name,
         )  # fmt: skip
         pool.parts.setdefault(number, []).append(part)
-        started = server.serve(part, session, turn, Handoff("prefill"))
+        handoff = Handoff("prefill")
+        started = server.serve(part, session, turn, handoff)
         self._follow(pool, journey, view, number, part, started, self._prefilled)
+        if handoff.answer is not None:
+            # Mooncake's proxy (examples/disaggregated/mooncake_connector) does not wait for the prefill: the decode
+            # instance waits for its KV.
+            journey.remote = handoff.answer
+            self._drop(self._decode, journey, self._send_to_decode)
 
     def _prefilled(self, journey: _Journey, request: Request) -> None:
         entry, part = journey.entry, journey.part
@@ -165,6 +171,8 @@ class Proxy:
         for name in ("local_hit_tokens", "external_hit_tokens", "secondary_hit_tokens", "load_wait_ns"):
             setattr(entry, name, getattr(part, name))
         entry.first_scheduled_ns = part.first_scheduled_ns
+        if journey.remote is not None:
+            return  # it has been sent on
         if part.status != "finished":
             self._refuse(journey, part.status, f"prefill: {part.reason}")
             return

@@ -28,7 +28,7 @@ from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
 from kvsim.config.network import NetworkConfig
-from kvsim.config.remote import NixlConnectorConfig
+from kvsim.config.remote import DecodeBenchConnectorConfig, MooncakeConnectorConfig, NixlConnectorConfig
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
@@ -43,6 +43,7 @@ __all__ = [
     "CustomRouter",
     "CustomStepTime",
     "CustomTier",
+    "DecodeBenchConnectorConfig",
     "EngineConfig",
     "ExampleConnectorConfig",
     "ExampleTierConfig",
@@ -61,6 +62,7 @@ __all__ = [
     "LMCacheRemote",
     "MediumFaults",
     "ModelConfig",
+    "MooncakeConnectorConfig",
     "NetworkConfig",
     "NixlConnectorConfig",
     "NoConnector",

@@ -28,3 +28,23 @@ class NixlConnectorConfig(Component):
     )
     handshake: Duration = Field(100 * MS_NS, description="first contact of two instances (assumed)")
     kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
+
+
+class MooncakeConnectorConfig(Component):
+    """vLLM's MooncakeConnector: prefill instances write, and nobody waits for their answer."""
+
+    kind: Literal["mooncake"] = Field("mooncake", description="vLLM's MooncakeConnector")
+    num_workers: Annotated[int, Field(ge=1)] = Field(10, description="requests that a prefill instance writes at once")
+    abort_request_timeout: Annotated[Duration, Field(ge=SECOND_NS)] = Field(
+        480 * SECOND_NS,
+        description="KV that nobody asks for is kept so long (vLLM's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)",
+    )
+    handshake: Duration = Field(100 * MS_NS, description="first contact of two instances (assumed)")
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
+
+
+class DecodeBenchConnectorConfig(Component):
+    """vLLM's DecodeBenchConnector: prompts are there as if by magic, to see how fast a server decodes."""
+
+    kind: Literal["decode_bench"] = Field("decode_bench", description="vLLM's DecodeBenchConnector")
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description="without effect: nothing is loaded")

@@ -113,6 +113,8 @@ class Exchange:
         blocks: int,
         num_bytes: int,
         on_done: Callable[[bool], None],
+        *,
+        blocks_per_message: int = 1,
     ) -> Flow:
         """Move KV from one engine to another.
 
@@ -123,6 +125,7 @@ class Exchange:
             blocks: of the target, for the books.
             num_bytes: of all ranks.
             on_done: told once whether it has arrived.
+            blocks_per_message: pieces of so many blocks are one message.
         """
         key, totals, started = (source.engine_id, request_id), target.totals, self.clock.now
 
@@ -142,7 +145,7 @@ class Exchange:
         totals.transfers += 1
         totals.blocks_wanted += blocks
         self._readers[key] = self._readers.get(key, 0) + blocks
-        message = source.shape.message_bytes(target.shape)
+        message = source.shape.message_bytes(target.shape) * blocks_per_message
         flow = self.fabric.send(source.endpoint, target.endpoint, num_bytes, message_bytes=message, on_done=done)
         target.flows[flow] = blocks
         return flow

@@ -92,6 +92,8 @@ class NixlConnector(KVConnector):
         worker: the worker side, which `make_worker` gives away.
         lease_ns: how long a prompt's KV is kept for somebody to read it, unless heartbeats come.
         uses_host_buffer: KV goes through the host's memory on its way.
+        beats: decode instances send heartbeats.
+        answers_at_once: whoever sends a prefill need not wait for its end, because its KV can be asked for before.
         alarm: wakes the engine.
     """
 
@@ -105,10 +107,13 @@ class NixlConnector(KVConnector):
         lease_ns: int,
         uses_host_buffer: bool,
         alarm: Alarm,
+        beats: bool = True,
+        answers_at_once: bool = False,
     ) -> None:
         self._clock, self._port, self._worker, self._size = clock, port, worker, block_size
         self._lease_ns, self._uses_host_buffer = lease_ns, uses_host_buffer
         self._heartbeats = Heartbeats(clock, lease_ns // HEARTBEATS_PER_LEASE, alarm)
+        self._beats, self._answers_at_once = beats, answers_at_once
         self._meta = NixlMeta()
         self._to_save: dict[Request, None] = {}
         self._waits: dict[Request, RemoteBlocks] = {}  # parked
@@ -123,8 +128,12 @@ class NixlConnector(KVConnector):
 
     def on_new_request(self, request: Request) -> None:
         handoff = request.handoff
-        if handoff is not None and handoff.role == "decode" and handoff.remote is not None:
+        if handoff is None:
+            return
+        if handoff.role == "decode" and handoff.remote is not None and self._beats:
             self._heartbeats.begin(request, handoff.remote)
+        elif handoff.role == "prefill" and self._answers_at_once:
+            handoff.answer = RemoteBlocks(self._port.engine_id, request.request_id, (), 0, self._size)
 
     def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
         """All of the prompt that is not here (pull_scheduler.py: remote prefill)."""
@@ -211,6 +220,11 @@ class NixlConnector(KVConnector):
             found.append(
                 f"{totals.blocks_freed_early} blocks were freed while a decode instance was still reading them (their"
                 " lease was over): the real one would go on with wrong KV. A longer kv_lease_duration would help."
+            )
+        if totals.late_notifications:
+            found.append(
+                f"KV of {totals.late_notifications} requests was read after its lease had ended (vLLM: potentially"
+                " invalid KV blocks): it may be another request's. A longer kv_lease_duration would help."
             )
         return found
 

@@ -113,7 +113,8 @@ class NixlWorker:
         waiting = [request for request in self._arrived if request not in self._syncing]
         synced = any(self._host is not None and self._host.is_done(job) for job in self._syncing.values())
         now = self._exchange.clock.now
-        return bool(waiting or synced or self._failed or self._read) or any(at <= now for at in self._leases.values())
+        expired = any(at <= now and self._may_expire(each) for each, at in self._leases.items())
+        return bool(waiting or synced or self._failed or self._read) or expired
 
     def get_finished(self) -> WorkerOutput:
         """Reads that are over, and requests that others have read or will not read any more."""
@@ -256,15 +257,19 @@ class NixlWorker:
     def _expire(self, output: WorkerOutput) -> None:
         """Blocks that nobody has read in time are freed, whether or not somebody is reading them (vLLM does)."""
         now, totals = self._exchange.clock.now, self.port.totals
-        for request_id in [each for each, until_ns in self._leases.items() if until_ns <= now]:
+        over = [each for each, until_ns in self._leases.items() if until_ns <= now and self._may_expire(each)]
+        for request_id in over:
             del self._leases[request_id]
             output.sent.append(self._to_process.pop(request_id))
             totals.expired_requests += 1
             totals.blocks_freed_early += self._exchange.readers(self.port.engine_id, request_id)
         self._arm()
 
+    def _may_expire(self, request_id: str) -> bool:
+        return True
+
     def _arm(self) -> None:
-        self._alarm.set(min(self._leases.values(), default=None))
+        self._alarm.set(min((at for each, at in self._leases.items() if self._may_expire(each)), default=None))
 
 
 def _beat(request_ids: Sequence[str]) -> Callable[[Peer], None]:

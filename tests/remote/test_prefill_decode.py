@@ -207,16 +207,32 @@ def test_who_comes_back_is_somebody_else() -> None:
     assert network(record, "d-0").handshakes == 3
 
 
-def test_a_short_lease_frees_what_is_being_read() -> None:
-    """As vLLM does: the run says so. Heartbeats stop nothing here, because the read takes longer than all of them."""
-    record = play(
-        (0, [(1_600, 1, 0)]),
-        parts={"engine": {"max_num_batched_tokens": 2_048}},
-        network={"bandwidth": "20971520B/s"},
-        connector={"kv_lease_duration": "1s", "handshake": "900ms"},
-    )
+def test_a_lease_that_ends_before_the_first_contact() -> None:
+    """Heartbeats need a handshake: a lease shorter than it ends, and what is read then may be anything, as in vLLM."""
+    record = play((0, [(160, 1, 0)]), connector={"kv_lease_duration": "1s", "handshake": "1100ms"})
     assert record.requests[0].status == "finished"
-    assert conserved(record) == (100, 100, 0)
+    assert conserved(record) == (10, 10, 0)
+    p = network(record, "p-0")
+    assert (p.expired_requests, p.late_notifications, p.blocks_freed_early) == (1, 1, 0)
+    assert "KV of 1 requests was read after its lease had ended" in "".join(record.cautions)
+
+
+def test_a_lease_that_ends_while_it_is_read() -> None:
+    """A decode instance that computes for longer than the lease sends no heartbeat; the run says what that does."""
+    groups = [
+        {"name": "p", "role": "prefill"},
+        {"name": "d", "role": "decode", "step_time": {"per_step": "3s"}},
+    ]
+    record = play(
+        (0, [(160, 1, 0)]),
+        (100, [(16, 2, 0)]),
+        groups=groups,
+        network={"bandwidth": "2097152B/s"},
+        connector={"kv_lease_duration": "1s"},
+    )
+    p = network(record, "p-0")
+    assert (p.expired_requests, p.blocks_freed_early) == (1, 10)
+    assert "10 blocks were freed while a decode instance was still reading them" in "".join(record.cautions)
 
 
 def test_no_decode_instance() -> None:
@@ -230,6 +246,93 @@ def test_no_decode_instance() -> None:
     assert (first.status, first.reason) == ("failed", "no decode instance took requests (1 draining)")
     assert second.status == "finished"
     assert network(record, "p-0").expired_requests == 1
+
+
+def test_push() -> None:
+    """The prefill instance writes after two handshakes, one in each direction; the second turn needs none."""
+    record = play((0, [(160, 16, 0), (48, 1, 100 * MS)]), connector={"mode": "push"})
+    first, second = record.requests
+    assert (first.remote_wait_ns, second.remote_wait_ns) == (5 * MS + 5 * MS + 10 * MS, 4 * MS)
+    assert (second.decode_hit_tokens, second.remote_tokens) == (160, 64)
+    assert conserved(record) == (14, 14, 0)
+    assert (network(record, "p-0").handshakes, network(record, "d-0").handshakes) == (1, 1)
+
+
+def test_push_to_who_has_died() -> None:
+    """The write fails, the lease ends."""
+    groups = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "count": 2}]
+    events = [{"at": "18ms", "instance": "d-0", "action": "fail"}]
+    record = play((0, [(160, 1, 0)]), groups=groups, events=events, connector={"mode": "push"})
+    assert record.requests[0].status == "failed"
+    assert conserved(record) == (10, 0, 10)
+    assert network(record, "p-0").expired_requests == 1
+
+
+def test_push_from_who_has_died() -> None:
+    """Nobody tells the decode instance: it waits for ever, and the run says for what."""
+    groups = [{"name": "p", "role": "prefill", "count": 2}, {"name": "d", "role": "decode"}]
+    events = [{"at": "18ms", "instance": "p-0", "action": "fail"}]
+    record = play(
+        (0, [(160, 1, 0)]), groups=groups, events=events, connector={"mode": "push", "kv_lease_duration": "6s"}
+    )
+    (entry,) = record.requests
+    assert entry.status == "stuck"
+    assert "waits for KV from p-0#0" in entry.reason
+
+
+MOONCAKE = {"kind": "mooncake", "handshake": "5ms"}
+
+
+def mooncake(*sessions: Session, **cluster: Any) -> RunRecord:
+    """As `play`, with MooncakeConnector."""
+    builder = TraceBuilder()
+    for number, (start, turns) in enumerate(sessions):
+        builder.session(f"s{number}", turns, start_ns=start * MS)
+    wanted = settings(**cluster)
+    return run(builder.build(), wanted.model_copy(update={"connector": config(connector=MOONCAKE).connector}))[1]
+
+
+def test_mooncake_does_not_wait_for_the_prefill() -> None:
+    """Handshake and registration happen while the prompt is computed, and the blocks are written at its end."""
+    record = mooncake((0, [(160, 3, 0)]))
+    (entry,) = record.requests
+    # The handshake takes 5 ms, longer than the prefill of 2.6 ms.
+    assert entry.first_token_ns == 5 * MS + 10 * MS + 1_010_000
+    assert entry.remote_wait_ns == 15 * MS
+    assert conserved(record) == (10, 10, 0)
+
+
+def test_mooncake_joins_neighbouring_blocks() -> None:
+    """In empty pools all blocks of a prompt lie in a row on both sides: one message instead of ten."""
+    small = {"nic": "efa-200g", "setup": "0s", "latency": "0s", "bandwidth": "25GB/s"}
+    nixl, joined = (
+        network(found, "d-0").transfer_ns
+        for found in (play((0, [(160, 1, 0)]), network=small), mooncake((0, [(160, 1, 0)]), network=small))
+    )
+    # Pieces of 64 KiB reach 0.2425 of the line, those of 640 KiB 0.891.
+    assert nixl == pytest.approx(10 * BLOCK_BYTES / 25 / 0.2425, rel=0.001)
+    assert joined == pytest.approx(10 * BLOCK_BYTES / 25 / 0.891, rel=0.001)
+
+
+def test_mooncake_gives_up_on_a_dead_prefill_instance() -> None:
+    """Nine minutes after it has asked."""
+    groups = [{"name": "p", "role": "prefill", "count": 2}, {"name": "d", "role": "decode"}]
+    events = [{"at": "10ms", "instance": "p-0", "action": "fail"}]
+    record = mooncake((0, [(160, 1, 0)]), groups=groups, events=events)
+    (entry,) = record.requests
+    # The write that had begun fails; nobody is left to tell.
+    assert (entry.status, entry.finish_ns) == ("failed", 5 * MS + 540_000 * MS)
+    assert conserved(record) == (10, 0, 10)
+
+
+def test_decode_bench() -> None:
+    """Two prompts are there at once: each begins with a step of one token."""
+    builder = TraceBuilder()
+    for number in range(2):
+        builder.session(f"s{number}", [(1_500, 3, 0)], start_ns=0)
+    record = run(builder.build(), config(connector={"kind": "decode_bench"}))[1]
+    assert [entry.first_token_ns for entry in record.requests] == [1_020_000, 1_020_000]
+    assert [entry.external_hit_tokens for entry in record.requests] == [1_499, 1_499]
 
 
 def test_equal_runs_for_any_order_of_groups() -> None:
