@@ -28,7 +28,7 @@ def world(seed: int) -> tuple[Any, Any]:
         for number in range(1, 3):  # the first of each always stays
             at = 0
             for action in rng.choice([(), ("fail",), ("fail", "join"), ("drain", "join"), ("drain", "fail", "join")]):
-                at += rng.randint(1, 400)
+                at += rng.randint(1, 150)
                 events.append({"at": f"{at}ms", "instance": f"{role}-{number}", "action": action})
     ttl = {"kv_lease_duration": rng.choice(["1s", "30s"])}
     connector = rng.choice(KINDS)
@@ -41,7 +41,7 @@ def world(seed: int) -> tuple[Any, Any]:
         ],
         "router": rng.choice(["round_robin", "least_tokens", "session_affinity"]),
         "decode_router": rng.choice(["round_robin", "least_requests"]),
-        "network": {"nic": "instant", "bandwidth": rng.choice(["1GB/s", "20GB/s"]), "setup": "50us", "latency": "5us"},
+        "network": {"nic": "instant", "bandwidth": rng.choice(["300MB/s", "5GB/s"]), "setup": "50us", "latency": "5us"},
         "events": events,
     }
     settings = config(cluster=cluster, connector=connector | ttl | {"handshake": rng.choice(["0s", "20ms"])})
