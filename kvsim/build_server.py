@@ -71,7 +71,7 @@ class Server:
         may_die: bool = False,
         remote: Remote | None = None,
     ) -> None:
-        self.name, self.plan, self.record = name, plan, record
+        self.name, self.plan, self.record, self._remote = name, plan, record, remote
         self._clock, self._block_ids, self._on_death = clock, block_ids, on_death
         instant = plan.config.transfer.kind == "instant"
         self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
@@ -99,6 +99,11 @@ class Server:
     ) -> simpy.Event | tuple[str, str]:
         """See `Instance.serve`; it has one rank."""
         return self.ranks[0].serve(entry, session, turn, handoff)
+
+    @property
+    def engine_id(self) -> str:
+        """Of its engine, as others in the network know it; empty = they don't."""
+        return "" if self._remote is None else self._remote.engine_id
 
     # -- life and death
     @property

@@ -124,10 +124,10 @@ def _check_split(config: RunConfig, plans: dict[str, Plan]) -> None:
                 f"cluster.instances: {prefill} has connector {kinds[0]} and {decode} has {kinds[1]}, expected the same"
             )
         ours, theirs = (plans[name].sizes.block_tokens for name in (decode, prefill))
-        if kinds[0] == "mooncake" and ours != theirs:
+        if kinds[0] in {"mooncake", "p2p_nccl"} and ours != theirs:
             raise ConfigError(
                 f"cluster.instances: blocks of {decode} have {ours} tokens, expected the {theirs} of {prefill} with"
-                " connector mooncake"
+                f" connector {kinds[0]}"
             )
         if ours % theirs:
             raise ConfigError(
