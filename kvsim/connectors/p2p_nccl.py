@@ -1,7 +1,8 @@
 """P2pNcclConnector: a prefill instance sends layer by layer while it computes; a decode instance waits for all of it.
 
 Rules: vLLM 0.23.0 kv_connector/v1/p2p/p2p_nccl_connector.py and p2p_nccl_engine.py (send_type PUT_ASYNC); 0.33.0 has
-none. Not modelled: the decode side's buffer for what has come, and its overflow into the host's memory. The proxy chooses both instances before the prefill, because the request's id names them.
+none. The proxy chooses both instances before the prefill, because the request's id names them. Not modelled: the decode
+side's buffer for what has come, and its overflow into the host's memory.
 """
 
 from __future__ import annotations
