@@ -42,12 +42,15 @@ from kvsim.load_failures import LoadFailurePolicy
 from kvsim.lockstep import Lockstep
 from kvsim.network_plan import REMOTE
 from kvsim.offload.ledger import Ledger
-from kvsim.offload.manager import PolicyFactory
+from kvsim.offload.manager import OffloadingManager, PolicyFactory
 from kvsim.offload.tiering import TieringManager
 from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan
+from kvsim.schedule_recorder import ScheduleRecorder
+from kvsim.schedule_tiers import TierFiles, TierRecorder
 from kvsim.scheduler import Scheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
+from kvsim.tiers.storage_tier import StorageTier
 from kvsim.witness import Witness, WitnessedWorker
 
 OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
@@ -87,6 +90,7 @@ class EngineBuilder:
         self._lmcache_mp = LMCacheMP(plan, clock)
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
+        self.recorder: ScheduleRecorder | None = None  # of all copies, if they are to be exported
 
     def build(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
         """An engine, with everything that lives and dies with it."""
@@ -99,13 +103,15 @@ class EngineBuilder:
         gates, compiler = plan.gates.build(self._clock, plan.release)
         launches = LaunchQueue() if config.engine.async_scheduling else None
         scheduler = self._scheduler(kv, connector, gates)
-        worker, link = self._worker(connector, site, launches, kv)
+        worker, link = self._worker(connector, site, launches, kv, scheduler)
         offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
         books.attach(scheduler, offload, self._kv_events(kv, connector, books.rank))
         engine = self._make_engine(scheduler, worker, books, launches, lockstep)
         witness = self._witness
         if witness is not None:
             engine.observe(witness)
+        if self.recorder is not None:
+            engine.observe(self.recorder)
 
         def moved() -> None:
             if witness is not None:
@@ -305,7 +311,12 @@ class EngineBuilder:
         return None
 
     def _worker(
-        self, connector: KVConnector | None, site: Site, launches: LaunchQueue | None, kv: AnyKVCacheManager
+        self,
+        connector: KVConnector | None,
+        site: Site,
+        launches: LaunchQueue | None,
+        kv: AnyKVCacheManager,
+        scheduler: Scheduler,
     ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
         plan, self._witness = self._plan, None
         if connector is None:
@@ -329,6 +340,8 @@ class EngineBuilder:
         wait = self._compute if behind and not is_simple else None
         self._copier = LinkCopier(link, copy_time(plan), bytes_per_block, wait)
         copier = self._faults.copier(self._copier)
+        if plan.exports_schedule:
+            copier = self._recorder(self._copier, kv, scheduler, loads_behind_forward=wait is not None)
         if launches is not None:
             copier = FencedCopier(copier, self._clock, launches, STORES_WAIT if is_simple else COPIES_WAIT)
         elif plan.config.debug and isinstance(kv, KVCacheManager) and not plan.speculation:  # drafts are overwritten
@@ -338,3 +351,33 @@ class EngineBuilder:
         worker: ConnectorWorker
         worker = plan.release.simple_cpu_worker(copier) if is_simple else plan.release.offloading_worker(copier)
         return (worker if self._witness is None else WitnessedWorker(worker, self._witness)), link
+
+    def _recorder(
+        self, copier: LinkCopier, kv: AnyKVCacheManager, scheduler: Scheduler, *, loads_behind_forward: bool
+    ) -> ScheduleRecorder:
+        """Stands before the copier. Stores of SimpleCPUOffloadConnector are launched behind the step's own pass."""
+        plan, config = self._plan, self._plan.config.connector
+        is_simple = isinstance(config, SimpleCPUConnectorConfig)
+        assert isinstance(kv, KVCacheManager), "the config refuses KV cache groups"
+        recorder = self.recorder = ScheduleRecorder(
+            self._clock,
+            copier,
+            copier,
+            block_tokens=plan.sizes.block_tokens,
+            blocks_per_slot=config.block_size_factor if isinstance(config, OffloadingConnectorConfig) else 1,
+            block_bytes=plan.sizes.block_bytes,
+            tables=kv.tables,
+            behind={
+                "load": "this" if loads_behind_forward else "previous",
+                "store": "this" if is_simple else "previous",
+            },
+            has_requests=scheduler.has_unfinished,
+        )
+        if self._tiering is not None:
+            primary = self._tiering.primary
+            assert isinstance(primary, OffloadingManager), "only it knows one slot from another"
+            files = TierFiles()
+            for number, tier in enumerate(self._tiers):
+                assert isinstance(tier, StorageTier), "the config refuses other tiers"
+                tier.listener = TierRecorder(recorder, number, files, primary.slots)
+        return recorder

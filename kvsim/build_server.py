@@ -116,10 +116,12 @@ class Server:
         self._engine.kill()
 
     def restart(self, *, starts_up: bool = False) -> None:
-        """A new engine takes over, with empty memory; it has one rank.
+        """A new engine takes over, with empty memory. Several ranks are never killed and stay as they are.
 
         ``starts_up``: it has to prepare its host's memory first, as at the beginning of a run.
         """
+        if len(self.ranks) > 1:
+            return
         engine = self.ranks[0].engine = self._start_engine(self.books[0])
         if starts_up:
             engine.ready_at += self._clock.now
@@ -136,6 +138,8 @@ class Server:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
                 idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
                 scheduler.check(at_end=idle)
+        if self._builder.recorder is not None:
+            self.record.schedule = self._builder.recorder.steps()
 
     # -- inside
     def _build(self, reception: Reception, clients: Clients | None) -> None:

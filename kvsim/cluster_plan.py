@@ -11,6 +11,7 @@ from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import hears_kv_events
 from kvsim.network_plan import REMOTE, NetworkPlan, plan_network
 from kvsim.resolve import Plan, resolve
+from kvsim.schedule_export import OPTION
 from kvsim.trace.session import Trace
 
 
@@ -70,14 +71,16 @@ class ClusterPlan:
         return _together(self.config, plans)
 
 
-def resolve_run(config: RunConfig, trace: Trace) -> Plan | ClusterPlan:
+def resolve_run(config: RunConfig, trace: Trace, *, exports_schedule: bool = False) -> Plan | ClusterPlan:
     """See `kvsim.resolve.resolve`; of a cluster, every group is resolved.
 
     Raises:
         ConfigError: what does not fit; it names the group.
     """
     if config.cluster is None:
-        return resolve(config, trace)
+        return resolve(config, trace, exports_schedule=exports_schedule)
+    if exports_schedule:
+        raise UserError(f"{OPTION}: cluster: expected none: a schedule is that of one server")
     plans: dict[str, Plan] = {}
     for number, group in enumerate(config.cluster.instances):
         try:

@@ -15,7 +15,7 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     RunConfig,
 )
-from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, plan_copies
+from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, link_cautions, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import choose_fast
 from kvsim.gate_plan import GatePlan, plan_gates
@@ -100,6 +100,7 @@ class Plan:
     speculation: Speculation | None
     gates: GatePlan
     fast: bool  # whether the fast engine runs it
+    exports_schedule: bool  # every copy is recorded with its blocks
     notes: tuple[str, ...]  # the first one says which engine, and why
     cautions: tuple[str, ...]
 
@@ -124,19 +125,21 @@ def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
     return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*config.notes, *trace.notes, note))
 
 
-def resolve(config: RunConfig, trace: Trace) -> Plan:
+def resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool = False) -> Plan:
     """Look up model, GPU and link, and fill in vLLM's defaults.
+
+    ``exports_schedule``: all copies are to be recorded (see `kvsim.schedule_plan`).
 
     Raises:
         ConfigError: unknown names, weights that do not fit, limits that contradict each other.
     """
     try:
-        return _resolve(config, trace)
+        return _resolve(config, trace, exports_schedule=exports_schedule)
     except UserError as error:
         raise ConfigError(str(error)) from None
 
 
-def _resolve(config: RunConfig, trace: Trace) -> Plan:
+def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan:
     tp = config.hardware.tensor_parallel_size
     with _at("model.name"):
         model = load_model(config.model.name, config.model.kv_cache_dtype)
@@ -164,7 +167,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     _check_faults(config, sizes)
     check_ranks(config, model)
     check_remote(config, sizes.groups)
-    fast, engine_note = choose_fast(config, sizes.groups, gates)
+    fast, engine_note = choose_fast(config, sizes.groups, gates, exports_schedule=exports_schedule)
     return Plan(
         config=config,
         trace=trace,
@@ -181,6 +184,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         host=host,
         gates=gates,
         fast=fast,
+        exports_schedule=exports_schedule,
         notes=(
             engine_note,
             *config.notes,
@@ -199,6 +203,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         ),
         cautions=(
             *_cautions(config, model, gpu, limits, sizes),
+            *link_cautions(link),
             *copies.cautions,
             *cautions_of(config, tp),
             *host.cautions,
