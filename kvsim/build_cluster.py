@@ -5,18 +5,23 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TextIO
 
+from kvsim.build_remote import Remote
 from kvsim.build_server import Server
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
+from kvsim.cluster.desk import Desk
 from kvsim.cluster.event_mail import EventMail
 from kvsim.cluster.front import Front
+from kvsim.cluster.proxy import Pool, Proxy
 from kvsim.cluster.routers.base import Router
 from kvsim.cluster.together import add_faults, add_series, add_tiers, add_totals
 from kvsim.cluster.views import Prompt, RouterSite
 from kvsim.cluster_plan import ClusterPlan, MemberPlan
 from kvsim.config import options_of
+from kvsim.connectors.exchange import Exchange
 from kvsim.faults.clients import Clients
 from kvsim.kv_events import KVEventListener, KVEventWriter
+from kvsim.network import Fabric
 from kvsim.reception import Reception
 from kvsim.registry import ROUTERS
 from kvsim.results.records import InstanceRecord, RunRecord, Series
@@ -51,7 +56,6 @@ class Cluster:
         self._reception, self._num_salts = reception, max(reception.num_salts, 1)
         self._members = sorted(plan.members, key=_in_order)
         numbers = {member.name: number for number, member in enumerate(self._members)}
-        mail = EventMail(len(numbers), getattr(cluster.router, "event_delay", 0))
         sizes = [member.plan.sizes for member in self._members]
         site = RouterSite(
             tuple(numbers),
@@ -60,19 +64,25 @@ class Cluster:
             plan.config.seed,
             self._block_hashes,
         )
-        self.router: Router = ROUTERS.make(
-            cluster.router.kind, [site], options_of(cluster.router), plan.config.python_path
-        )
-
-        router = self.router
+        wanted = [cluster.router, cluster.decode_router or cluster.router][: 1 + cluster.is_split]
+        routers: list[Router] = [
+            ROUTERS.make(each.kind, [site], options_of(each), plan.config.python_path) for each in wanted
+        ]
+        mails = [EventMail(len(numbers), getattr(each, "event_delay", 0)) for each in wanted]
+        self.router = routers[0]
 
         def listeners(name: str, rank: int) -> list[KVEventListener]:
             found: list[KVEventListener] = []
             if kv_events is not None:
                 found.append(KVEventWriter(kv_events, rank, name))
-            if router.hears_kv_events:
-                found.append(mail.listener(numbers[name]))
+            found += [
+                mail.listener(numbers[name])
+                for router, mail in zip(routers, mails, strict=True)
+                if router.hears_kv_events
+            ]
             return found
+
+        self._remotes = self._network(clock, plan)
 
         block_ids, points = cache(BlockIds), plan.config.output.series_points
         self.servers = [
@@ -86,25 +96,60 @@ class Cluster:
                 kv_events=partial(listeners, member.name),
                 block_ids=block_ids,
                 may_die=member.name in cluster.failing,
+                remote=self._remotes.get(member.name),
             )
             for member in plan.members
         ]
         by_name = {server.name: server for server in self.servers}
         self._by_number = [by_name[name] for name in numbers]
-        front = Front(
-            clock,
-            plan.trace,
-            reception,
-            router,
-            self._by_number,
-            self._scope,
-            mail,
-            absent=[numbers[name] for name in cluster.absent],
-            happenings=[(event.at, numbers[event.instance], event.action) for event in cluster.in_order],
-        )
+        absent = [numbers[name] for name in cluster.absent]
+        happenings = [(event.at, numbers[event.instance], event.action) for event in cluster.in_order]
+        front: Front | Proxy
+        self._prefill: Pool | None = None
+        if cluster.is_split:
+            pools = [
+                Pool(role, sorted(numbers[name] for name in cluster.pools[role]), Desk(clock, router, mail))
+                for role, router, mail in zip(("prefill", "decode"), routers, mails, strict=True)
+            ]
+            self._prefill = pools[0]
+            front = Proxy(
+                clock,
+                plan.trace,
+                reception,
+                pools[0],
+                pools[1],
+                self._by_number,
+                self._scope,
+                pairs=any(member.plan.config.connector.kind == "p2p_nccl" for member in plan.members),
+                absent=absent,
+                happenings=happenings,
+            )
+        else:
+            front = Front(
+                clock,
+                plan.trace,
+                reception,
+                self.router,
+                self._by_number,
+                self._scope,
+                mails[0],
+                absent=absent,
+                happenings=happenings,
+            )
         self.submit, self._states = front.submit, front.members
         for server in self.servers:
             server.listen_to_first_tokens(front.on_first_token)
+
+    def _network(self, clock: Clock, plan: ClusterPlan) -> dict[str, Remote]:
+        """Every instance's place in the network, if anybody uses it."""
+        network = plan.network
+        if network is None:
+            return {}
+        exchange = Exchange(clock, Fabric(clock, network.latency_ns, network.oversubscription))
+        return {
+            member.name: Remote(member.plan, exchange, member.name, network.nic, network.nics_of(member.gpus))
+            for member in plan.members
+        }
 
     def start(self) -> None:
         """Let instances come and go."""
@@ -123,6 +168,11 @@ class Cluster:
             own, name = server.record, server.name
             group, hardware = members[name].group, members[name].hardware
             instance = InstanceRecord(name, group, hardware, own.series, own.totals, own.tiers, states[name])
+            instance.role = members[name].role
+            if name in self._remotes:
+                instance.network = self._remotes[name].settle()
+            if self._prefill is not None and instance.role == "prefill":
+                instance.parts = self._prefill.parts.get(self._by_number.index(server), [])
             record.instances.append(instance)
             record.notes += [f"{name}: {line}" for line in own.notes]
             record.cautions += [f"{name}: {line}" for line in own.cautions]

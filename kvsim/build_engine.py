@@ -9,6 +9,7 @@ from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
+from kvsim.build_remote import Remote
 from kvsim.build_tiers import BuiltTier
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
@@ -17,6 +18,7 @@ from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import ComputeStream
 from kvsim.config import (
     CustomConnector,
+    DecodeBenchConnectorConfig,
     ExampleConnectorConfig,
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
@@ -25,6 +27,7 @@ from kvsim.config import (
 )
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
+from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.site import HeldToProtocol, Site, Traffic
 from kvsim.copy_time import copy_time
@@ -37,6 +40,7 @@ from kvsim.host_memory import HostMemory
 from kvsim.kv_events import GPU, KVEventListener, KVEventLog, KVEventPublisher
 from kvsim.load_failures import LoadFailurePolicy
 from kvsim.lockstep import Lockstep
+from kvsim.network_plan import REMOTE
 from kvsim.offload.ledger import Ledger
 from kvsim.offload.manager import OffloadingManager, PolicyFactory
 from kvsim.offload.tiering import TieringManager
@@ -49,6 +53,8 @@ from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.witness import Witness, WitnessedWorker
 
+OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
+
 
 class EngineBuilder:
     """Builds the engine of a rank; again, after it has died.
@@ -58,6 +64,7 @@ class EngineBuilder:
         tiers: storage behind CPU memory, which outlives engines, with its counters.
         faults: puts faulty parts before the sound ones.
         kv_events: who listens to a rank's KV events.
+        remote: its instance's place in the network, if there is one.
     """
 
     def __init__(
@@ -68,9 +75,10 @@ class EngineBuilder:
         tiers: Sequence[BuiltTier],
         faults: Faults,
         kv_events: Callable[[int], Sequence[KVEventListener]],
+        remote: Remote | None = None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
-        self._host_memory = host_memory
+        self._host_memory, self._remote = host_memory, remote
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
         self._kv_event_listeners = kv_events
@@ -124,6 +132,8 @@ class EngineBuilder:
         """The engine built last has died: what its links carry is lost, and the next one gets them."""
         if self._copier is not None:
             self._copier.close()
+        if self._remote is not None:
+            self._remote.lose()
         for link in self._links:
             link.reset()
         self._link_of_dead = self._links[0] if self._links else None
@@ -294,6 +304,10 @@ class EngineBuilder:
             return self._synchronous.connector()
         if isinstance(config, LMCacheMPConnectorConfig):
             return self._lmcache_mp.connector()
+        if isinstance(config, DecodeBenchConnectorConfig):
+            return DecodeBenchConnector()
+        if self._remote is not None and config.kind in REMOTE:
+            return self._remote.connector(site)
         return None
 
     def _worker(
@@ -307,7 +321,7 @@ class EngineBuilder:
         plan, self._witness = self._plan, None
         if connector is None:
             return None, None
-        if isinstance(plan.config.connector, CustomConnector):
+        if isinstance(plan.config.connector, CustomConnector) or plan.config.connector.kind in OWN_WORKERS:
             return connector.make_worker(), Traffic(site.links)
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)

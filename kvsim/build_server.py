@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import simpy
+
 from kvsim.build_engine import EngineBuilder
 from kvsim.build_faults import Faults
+from kvsim.build_remote import Remote
 from kvsim.build_tiers import BuiltTier, build_tiers
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
@@ -15,6 +18,7 @@ from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine
 from kvsim.faults.clients import Clients
+from kvsim.handoff import Handoff
 from kvsim.host_memory import HostMemory
 from kvsim.instance import Instance
 from kvsim.kv_events import KVEventListener
@@ -26,6 +30,7 @@ from kvsim.results.records import RequestRecord, RunRecord, Totals
 from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.streaming import StreamingInstance
 from kvsim.trace.replay import Submit
+from kvsim.trace.session import Session, Turn
 
 
 def _nobody(_rank: int) -> Sequence[KVEventListener]:
@@ -48,6 +53,7 @@ class Server:
         block_ids: numbers blocks by their size and lookahead; servers that share it give equal blocks equal numbers.
         on_death: called when the engine has died.
         may_die: somebody may call `kill`.
+        remote: its place in the network, if there is one.
     """
 
     def __init__(
@@ -63,8 +69,9 @@ class Server:
         block_ids: Callable[[int, int], BlockIds] = BlockIds,
         on_death: Callable[[], None] = lambda: None,
         may_die: bool = False,
+        remote: Remote | None = None,
     ) -> None:
-        self.name, self.plan, self.record = name, plan, record
+        self.name, self.plan, self.record, self._remote = name, plan, record, remote
         self._clock, self._block_ids, self._on_death = clock, block_ids, on_death
         instant = plan.config.transfer.kind == "instant"
         self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
@@ -76,7 +83,7 @@ class Server:
         config = plan.config
         self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
         record.notes += self.faults.notes()
-        self._builder = EngineBuilder(clock, plan, self.host_memory, self.tiers, self.faults, kv_events)
+        self._builder = EngineBuilder(clock, plan, self.host_memory, self.tiers, self.faults, kv_events, remote)
         self.books: list[RankBooks] = []
         self.ranks: list[Instance] = []
         self._build(reception, clients)
@@ -86,6 +93,17 @@ class Server:
         """Tell somebody of each request when its first token is there."""
         for ledger in self.books:
             ledger.on_first_token = listener
+
+    def serve(
+        self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
+    ) -> simpy.Event | tuple[str, str]:
+        """See `Instance.serve`; it has one rank."""
+        return self.ranks[0].serve(entry, session, turn, handoff)
+
+    @property
+    def engine_id(self) -> str:
+        """Of its engine, as others in the network know it; empty = they don't."""
+        return "" if self._remote is None else self._remote.engine_id
 
     # -- life and death
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvsim.errors import UserError
+from kvsim.nics import load_nic, nic_names
 from kvsim.profile import default_link, link_names, load_link
 from kvsim.registry import CONNECTORS, POLICIES, ROUTERS, STEP_TIMES, TIERS, Registry
 from kvsim.releases import RELEASES
@@ -57,6 +58,11 @@ def _storage() -> list[tuple[str, str]]:
     return rows
 
 
+def _networks() -> list[tuple[str, str]]:
+    nics = [load_nic(name) for name in nic_names()]
+    return [(nic.name, f"{nic.device}: {nic.bandwidth.used / 1e9:g} GB/s each way") for nic in nics]
+
+
 def _releases() -> list[tuple[str, str]]:
     return [(name, f"decides as vLLM {name}") for name in RELEASES]
 
@@ -76,5 +82,6 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "gpus": _gpus,
     "links": _links,
     "storage": _storage,
+    "networks": _networks,
     "releases": _releases,
 }

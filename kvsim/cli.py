@@ -171,6 +171,7 @@ class Kind(StrEnum):
     gpus = "gpus"
     links = "links"
     storage = "storage"
+    networks = "networks"
     releases = "releases"
 
 

@@ -258,6 +258,26 @@ CONNECTORS.register(
     "kvsim.connectors.example:ExampleConnector",
     "vLLM's ExampleConnector: whole prompts as files on shared storage, synchronous",
 )
+CONNECTORS.register(
+    "nixl",
+    "kvsim.connectors.nixl:NixlConnector",
+    "vLLM's NixlConnector: KV from prefill to decode instances of a cluster",
+)
+CONNECTORS.register(
+    "mooncake",
+    "kvsim.connectors.nixl:NixlConnector",
+    "vLLM's MooncakeConnector: as nixl, but prefill instances write, neighbouring blocks at once",
+)
+CONNECTORS.register(
+    "p2p_nccl",
+    "kvsim.connectors.p2p_nccl:P2pNcclConnector",
+    "vLLM 0.23.0's P2pNcclConnector: KV from prefill to decode, layer by layer, both wait for it",
+)
+CONNECTORS.register(
+    "decode_bench",
+    "kvsim.connectors.decode_bench:DecodeBenchConnector",
+    "vLLM's DecodeBenchConnector: every prompt but its last token is there at once",
+)
 
 POLICIES = Registry("policy", "kvsim.offload.policies.base:EvictionPolicy", given=("capacity", "slots"))
 POLICIES.register("lru", "kvsim.offload.policies.lru:LruPolicy", "least recently used, as vLLM's CPU tier counts it")

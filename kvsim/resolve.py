@@ -23,6 +23,7 @@ from kvsim.host_plan import HostPlan, cpu_chunks, plan_host
 from kvsim.kv_groups import KVGroups, kv_groups
 from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
+from kvsim.network_plan import check_remote, notes_of_remote
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.rank_plan import check_ranks, expert_ranks, notes_of_ranks
@@ -165,6 +166,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
     _check_faults(config, sizes)
     check_ranks(config, model)
+    check_remote(config, sizes.groups)
     fast, engine_note = choose_fast(config, sizes.groups, gates, exports_schedule=exports_schedule)
     return Plan(
         config=config,
@@ -193,6 +195,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
             *copies.notes,
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *notes_of(config, link),
+            *notes_of_remote(config),
             *capacity_notes,
             *gates.notes,
             *(ASSUMED + line for line in gates.assumptions),

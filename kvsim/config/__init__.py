@@ -27,6 +27,13 @@ from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
+from kvsim.config.network import NetworkConfig
+from kvsim.config.remote import (
+    DecodeBenchConnectorConfig,
+    MooncakeConnectorConfig,
+    NixlConnectorConfig,
+    P2pNcclConnectorConfig,
+)
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
@@ -41,6 +48,7 @@ __all__ = [
     "CustomRouter",
     "CustomStepTime",
     "CustomTier",
+    "DecodeBenchConnectorConfig",
     "EngineConfig",
     "ExampleConnectorConfig",
     "ExampleTierConfig",
@@ -59,10 +67,14 @@ __all__ = [
     "LMCacheRemote",
     "MediumFaults",
     "ModelConfig",
+    "MooncakeConnectorConfig",
+    "NetworkConfig",
+    "NixlConnectorConfig",
     "NoConnector",
     "ObjTierConfig",
     "OffloadingConnectorConfig",
     "OutputConfig",
+    "P2pNcclConnectorConfig",
     "ProfileTransfer",
     "RooflineStepTime",
     "RouterConfig",

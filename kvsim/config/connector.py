@@ -10,6 +10,12 @@ from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
+from kvsim.config.remote import (
+    DecodeBenchConnectorConfig,
+    MooncakeConnectorConfig,
+    NixlConnectorConfig,
+    P2pNcclConnectorConfig,
+)
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
 from kvsim.units import Size
@@ -106,6 +112,10 @@ Connector = Annotated[
     | Annotated[ExampleConnectorConfig, Tag("example")]
     | Annotated[LMCacheConnectorConfig, Tag("lmcache")]
     | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
+    | Annotated[NixlConnectorConfig, Tag("nixl")]
+    | Annotated[MooncakeConnectorConfig, Tag("mooncake")]
+    | Annotated[P2pNcclConnectorConfig, Tag("p2p_nccl")]
+    | Annotated[DecodeBenchConnectorConfig, Tag("decode_bench")]
     | Annotated[CustomConnector, Tag(CUSTOM)],
     BY_KIND,
 ]
