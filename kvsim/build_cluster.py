@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TextIO
 
+from kvsim.build_network import fabric_of, nic_of
 from kvsim.build_server import Server
+from kvsim.build_store import StorePort, build_store
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
 from kvsim.cluster.event_mail import EventMail
@@ -14,12 +16,14 @@ from kvsim.cluster.routers.base import Router
 from kvsim.cluster.together import add_faults, add_series, add_tiers, add_totals
 from kvsim.cluster.views import Prompt, RouterSite
 from kvsim.cluster_plan import ClusterPlan, MemberPlan
-from kvsim.config import options_of
+from kvsim.config import ClusterConfig, options_of
 from kvsim.faults.clients import Clients
 from kvsim.kv_events import KVEventListener, KVEventWriter
 from kvsim.reception import Reception
 from kvsim.registry import ROUTERS
 from kvsim.results.records import InstanceRecord, RunRecord, Series
+from kvsim.store.shared import SharedStore
+from kvsim.store_plan import store_connector
 from kvsim.trace.session import Session, Turn
 
 
@@ -50,6 +54,7 @@ class Cluster:
         assert cluster is not None
         self._reception, self._num_salts = reception, max(reception.num_salts, 1)
         self._members = sorted(plan.members, key=_in_order)
+        self.store: SharedStore | None = None
         numbers = {member.name: number for number, member in enumerate(self._members)}
         mail = EventMail(len(numbers), getattr(cluster.router, "event_delay", 0))
         sizes = [member.plan.sizes for member in self._members]
@@ -74,6 +79,7 @@ class Cluster:
                 found.append(mail.listener(numbers[name]))
             return found
 
+        ports = self._store_ports(clock, cluster)
         block_ids, points = cache(BlockIds), plan.config.output.series_points
         self.servers = [
             Server(
@@ -85,6 +91,7 @@ class Cluster:
                 name=member.name,
                 kv_events=partial(listeners, member.name),
                 block_ids=block_ids,
+                store=ports.get(member.name),
                 may_die=member.name in cluster.failing,
             )
             for member in plan.members
@@ -106,6 +113,20 @@ class Cluster:
         for server in self.servers:
             server.listen_to_first_tokens(front.on_first_token)
 
+    def _store_ports(self, clock: Clock, config: ClusterConfig) -> dict[str, StorePort]:
+        """The way of each instance to the store that they share; whoever is there at the start lends its memory."""
+        _, nic = nic_of(config.network)
+        fabric = fabric_of(clock, config.network)
+        ports: dict[str, StorePort] = {}
+        for member in self._members:
+            self.store = self.store or build_store(clock, member.plan, fabric)
+            if self.store is not None and store_connector(member.plan.config.connector) is not None:
+                endpoint = fabric.endpoint(member.name, nic, config.network.nics_per_gpu * member.plan.sizes.ranks)
+                port = ports[member.name] = StorePort(member.plan, self.store, endpoint)
+                if member.name not in config.absent:
+                    port.join()
+        return ports
+
     def start(self) -> None:
         """Let instances come and go."""
         self._states.start()
@@ -113,6 +134,8 @@ class Cluster:
     def stop(self) -> None:
         """All requests have ended."""
         self._states.stop()
+        if self.store is not None:
+            self.store.master.stop()
 
     def close(self, record: RunRecord) -> None:
         """The simulation is over, and the servers' books are closed: what they are together."""

@@ -9,6 +9,7 @@ from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
+from kvsim.build_store import StorePort, StoreTraffic
 from kvsim.build_tiers import BuiltTier
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
@@ -20,6 +21,7 @@ from kvsim.config import (
     ExampleConnectorConfig,
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
+    MooncakeStoreConnectorConfig,
     OffloadingConnectorConfig,
     SimpleCPUConnectorConfig,
 )
@@ -55,6 +57,8 @@ class EngineBuilder:
         tiers: storage behind CPU memory, which outlives engines, with its counters.
         faults: puts faulty parts before the sound ones.
         kv_events: who listens to a rank's KV events.
+        store: the way to a store that instances share.
+        hold_up: the scheduler of the engine built last waits so long.
     """
 
     def __init__(
@@ -65,9 +69,11 @@ class EngineBuilder:
         tiers: Sequence[BuiltTier],
         faults: Faults,
         kv_events: Callable[[int], Sequence[KVEventListener]],
+        store: StorePort | None = None,
+        hold_up: Callable[[int], None] = lambda _duration_ns: None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
-        self._host_memory = host_memory
+        self._host_memory, self._store, self._hold_up = host_memory, store, hold_up
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
         self._kv_event_listeners = kv_events
@@ -92,7 +98,8 @@ class EngineBuilder:
         launches = LaunchQueue() if config.engine.async_scheduling else None
         scheduler = self._scheduler(kv, connector, gates)
         worker, link = self._worker(connector, site, launches, kv)
-        offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
+        tiers = self._tiers if self._store is None else [*self._tiers, self._store.tier]
+        offload = Offload(connector, link, tiers) if connector is not None and link is not None else None
         books.attach(scheduler, offload, self._kv_events(kv, connector, books.rank))
         engine = self._make_engine(scheduler, worker, books, launches, lockstep)
         witness = self._witness
@@ -116,6 +123,8 @@ class EngineBuilder:
 
     def lose(self) -> None:
         """The engine built last has died: what its links carry is lost, and the next one gets them."""
+        if self._store is not None:
+            self._store.lose()
         if self._copier is not None:
             self._copier.close()
         for link in self._links:
@@ -288,16 +297,22 @@ class EngineBuilder:
             return self._synchronous.connector()
         if isinstance(config, LMCacheMPConnectorConfig):
             return self._lmcache_mp.connector()
+        if isinstance(config, MooncakeStoreConnectorConfig):
+            assert self._store is not None
+            return self._store.connector(self._clock, kv.pool, self._hold_up, site.wake)
         return None
 
     def _worker(
         self, connector: KVConnector | None, site: Site, launches: LaunchQueue | None, kv: AnyKVCacheManager
-    ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
+    ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | StoreTraffic | None]:
         plan, self._witness = self._plan, None
         if connector is None:
             return None, None
         if isinstance(plan.config.connector, CustomConnector):
             return connector.make_worker(), Traffic(site.links)
+        if isinstance(plan.config.connector, MooncakeStoreConnectorConfig):
+            assert self._store is not None
+            return self._store.worker(self._clock, self._compute, site.wake), self._store.traffic
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)
         if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):

@@ -9,6 +9,7 @@ from kvsim.config import RunConfig
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import hears_kv_events
 from kvsim.resolve import Plan, resolve
+from kvsim.store_plan import StoreLayout, check_one_layout, store_connector
 from kvsim.trace.session import Trace
 
 
@@ -75,7 +76,19 @@ def resolve_run(config: RunConfig, trace: Trace) -> Plan | ClusterPlan:
     outputs = [plan.config.engine.structured_output for plan in plans.values()]
     if any(output != outputs[0] for output in outputs):
         raise ConfigError("cluster.instances: expected the same engine.structured_output in all groups")
+    sharing = {name: plan.store for name, plan in plans.items() if store_connector(plan.config.connector) is not None}
+    if sharing:
+        _check_sharing(sharing)
+    elif config.cluster.store is not None:
+        raise ConfigError("cluster.store: no instance uses it, expected connector.kind mooncake_store")
     return _together(config, plans)
+
+
+def _check_sharing(layouts: dict[str, StoreLayout]) -> None:
+    try:
+        check_one_layout(layouts)
+    except UserError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _check_failing(config: RunConfig, plans: dict[str, Plan]) -> None:

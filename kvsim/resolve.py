@@ -40,6 +40,7 @@ from kvsim.steptime.piecewise import PiecewiseDecode
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.spec import ModelSpec, Quantization
 from kvsim.storage import StorageProfile
+from kvsim.store_plan import StoreLayout, check_store, store_layout, store_notes
 from kvsim.synchronous_plan import blocks_per_chunk, cautions_of, check_tenants, notes_of, one_copy_note
 from kvsim.tier_plan import assumed_of_tiers, check_tiers, storages_of
 from kvsim.trace.read import read_trace
@@ -95,6 +96,7 @@ class Plan:
     limits: SchedulerLimits
     sizes: KVSizes
     copies: CopyPlan
+    store: StoreLayout  # what a block is in a shared store
     host: HostPlan
     speculation: Speculation | None
     gates: GatePlan
@@ -160,6 +162,8 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     host = plan_host(config, release, sizes, pieces.number)
     copies = plan_copies(config, link, pieces, block_bytes=sizes.block_bytes, pinned=host.pinned, remote=host.remote)
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
+    store = store_layout(model, sizes, sizes.groups.layers)
+    check_store(config, store)
     _check_faults(config, sizes)
     check_ranks(config, model)
     fast, engine_note = choose_fast(config, sizes.groups, gates)
@@ -176,6 +180,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         sizes=sizes,
         speculation=speculation(config),
         copies=copies,
+        store=store,
         host=host,
         gates=gates,
         fast=fast,
@@ -189,6 +194,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *copies.notes,
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *notes_of(config, link),
+            *store_notes(config, store),
             *capacity_notes,
             *gates.notes,
             *(ASSUMED + line for line in gates.assumptions),

@@ -27,8 +27,10 @@ from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
+from kvsim.config.network import NetworkConfig
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
+from kvsim.config.store import MooncakeStoreConnectorConfig, StoreConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
 from kvsim.config.tiers import ExampleTierConfig, FsTierConfig, ObjTierConfig, tier_names
 from kvsim.config.trace import TraceConfig
@@ -59,6 +61,8 @@ __all__ = [
     "LMCacheRemote",
     "MediumFaults",
     "ModelConfig",
+    "MooncakeStoreConnectorConfig",
+    "NetworkConfig",
     "NoConnector",
     "ObjTierConfig",
     "OffloadingConnectorConfig",
@@ -69,6 +73,7 @@ __all__ = [
     "RunConfig",
     "SimpleCPUConnectorConfig",
     "StepTime",
+    "StoreConfig",
     "StructuredOutputConfig",
     "TraceConfig",
     "Transfer",

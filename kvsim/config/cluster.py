@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kvsim.checked import Component, Misfit, closest
 from kvsim.config.fields import Name, Text
+from kvsim.config.network import NetworkConfig
 from kvsim.config.routers import RoundRobinRouter, RouterConfig
+from kvsim.config.store import StoreConfig
 from kvsim.units import Duration
 
 MOST_INSTANCES = 10_000
@@ -82,6 +84,9 @@ class ClusterConfig(Component):
     events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(_as_tuple)] = Field(
         (), description="instances that join, drain or fail during the run"
     )
+
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="NICs and the fabric between instances")
+    store: StoreConfig | None = Field(None, description="a store that all instances share; null = none")
 
     @model_validator(mode="before")
     @classmethod

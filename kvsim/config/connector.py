@@ -10,6 +10,7 @@ from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
+from kvsim.config.store import MooncakeStoreConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
 from kvsim.units import Size
@@ -106,6 +107,7 @@ Connector = Annotated[
     | Annotated[ExampleConnectorConfig, Tag("example")]
     | Annotated[LMCacheConnectorConfig, Tag("lmcache")]
     | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
+    | Annotated[MooncakeStoreConnectorConfig, Tag("mooncake_store")]
     | Annotated[CustomConnector, Tag(CUSTOM)],
     BY_KIND,
 ]
