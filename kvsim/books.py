@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
+from kvsim.connectors.site import Moves
 from kvsim.engine import stuck_requests
-from kvsim.hardware import LinkDirection
 from kvsim.kv_events import KVEventPublisher
 from kvsim.observer import EngineObserver
 from kvsim.request import Request, RequestStatus
@@ -22,21 +22,8 @@ class Offload:
     """What the books look at where KV is offloaded."""
 
     connector: KVConnector
-    link: ObservedLink
+    link: Moves
     tiers: Sequence[ObservedTier] = ()
-
-
-class ObservedLink(Protocol):
-    """What moves KV to and from the GPU, seen by the books."""
-
-    @property
-    def bytes(self) -> Mapping[LinkDirection, int]:
-        """Bytes of finished transfers."""
-        ...
-
-    def busy_ns(self, direction: LinkDirection) -> int:
-        """Time in which it moved bytes this way."""
-        ...
 
 
 class ObservedTier(Protocol):

@@ -9,8 +9,8 @@ from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
-from kvsim.build_store import StorePort, StoreTraffic
-from kvsim.build_tiers import BuiltTier
+from kvsim.build_store import StorePort
+from kvsim.build_tiers import BuiltTier, has_tiers, num_tiers
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
@@ -28,7 +28,9 @@ from kvsim.config import (
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
 from kvsim.connectors.link_copier import LinkCopier
-from kvsim.connectors.site import HeldToProtocol, Site, Traffic
+from kvsim.connectors.lmcache_client import Alarm
+from kvsim.connectors.multi import MultiConnector, multi_worker
+from kvsim.connectors.site import HeldToProtocol, Moves, Site, Traffic
 from kvsim.copy_time import copy_time
 from kvsim.data_parallel import RankBooks
 from kvsim.engine import Engine
@@ -85,6 +87,10 @@ class EngineBuilder:
         self._lmcache_mp = LMCacheMP(plan, clock)
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
+        self._parts = [  # of a MultiConnector
+            EngineBuilder(clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, store, hold_up)
+            for part in plan.parts
+        ]
 
     def build(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
         """An engine, with everything that lives and dies with it."""
@@ -93,6 +99,8 @@ class EngineBuilder:
         self._links.clear()
         self._compute = ComputeStream(self._clock)
         site = self._site(kv)
+        for part in self._parts:
+            part.begin_part(self._compute)
         connector = self._connector(kv, site)
         gates, compiler = plan.gates.build(self._clock, plan.release)
         launches = LaunchQueue() if config.engine.async_scheduling else None
@@ -121,9 +129,32 @@ class EngineBuilder:
         site.wakes(engine.notify)
         return engine
 
+    def begin_part(self, compute: ComputeStream) -> None:
+        """Build one connector of several for an engine with this compute stream."""
+        self._links.clear()
+        self._compute = compute
+
+    def part_connector(self, kv: AnyKVCacheManager, site: Site) -> KVConnector:
+        """The scheduler side of one connector of several."""
+        connector = self._connector(kv, site)
+        assert connector is not None
+        return connector
+
+    def part_worker(
+        self, connector: KVConnector, site: Site, kv: AnyKVCacheManager, links: list[DuplexLink]
+    ) -> tuple[ConnectorWorker, Moves, Alarm]:
+        """Its worker side, what the books see of it, and what rings for it; its links are added."""
+        worker, link = self._worker(connector, site, None, kv)
+        assert worker is not None
+        assert link is not None
+        links += self._links
+        return worker, link, self._lmcache_mp.alarm
+
     def lose(self) -> None:
         """The engine built last has died: what its links carry is lost, and the next one gets them."""
-        if self._store is not None:
+        for part in self._parts:
+            part.lose()
+        if self._store is not None and not self._parts:
             self._store.lose()
         if self._copier is not None:
             self._copier.close()
@@ -259,6 +290,9 @@ class EngineBuilder:
             connector: KVConnector = CONNECTORS.make(config.kind, [site], config.options, plan.config.python_path)
             setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
             return connector
+        if self._parts:
+            parts = [part.part_connector(kv, site) for part in self._parts]
+            return MultiConnector(parts, [num_tiers(part) for part in plan.parts])
         if isinstance(config, OffloadingConnectorConfig) and plan.fast:
             in_runs: Any = kv
             return run_offloading_connector(plan, config, in_runs, self._faulty_tiers, self._faults)
@@ -304,7 +338,7 @@ class EngineBuilder:
 
     def _worker(
         self, connector: KVConnector | None, site: Site, launches: LaunchQueue | None, kv: AnyKVCacheManager
-    ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | StoreTraffic | None]:
+    ) -> tuple[ConnectorWorker | None, Moves | None]:
         plan, self._witness = self._plan, None
         if connector is None:
             return None, None
@@ -313,6 +347,8 @@ class EngineBuilder:
         if isinstance(plan.config.connector, MooncakeStoreConnectorConfig):
             assert self._store is not None
             return self._store.worker(self._clock, self._compute, site.wake), self._store.traffic
+        if isinstance(connector, MultiConnector):
+            return self._multi_worker(connector, site, kv)
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)
         if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):
@@ -339,3 +375,14 @@ class EngineBuilder:
         worker: ConnectorWorker
         worker = plan.release.simple_cpu_worker(copier) if is_simple else plan.release.offloading_worker(copier)
         return (worker if self._witness is None else WitnessedWorker(worker, self._witness)), link
+
+    def _multi_worker(
+        self, connector: MultiConnector, site: Site, kv: AnyKVCacheManager
+    ) -> tuple[ConnectorWorker, Moves]:
+        workers, links = [], []
+        for part, own in zip(self._parts, connector.parts, strict=True):
+            worker, link, alarm = part.part_worker(own, site, kv, self._links)
+            alarm.on_ring = site.wake
+            workers.append(worker)
+            links.append(link)
+        return multi_worker(workers), Traffic(links)

@@ -259,6 +259,9 @@ CONNECTORS.register(
     "vLLM's MooncakeStoreConnector: a store that all instances of a cluster share",
 )
 CONNECTORS.register(
+    "multi", "kvsim.connectors.multi:MultiConnector", "vLLM's MultiConnector: several as one; the first hit is loaded"
+)
+CONNECTORS.register(
     "example",
     "kvsim.connectors.example:ExampleConnector",
     "vLLM's ExampleConnector: whole prompts as files on shared storage, synchronous",

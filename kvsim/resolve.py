@@ -12,6 +12,7 @@ from kvsim.config import (
     FixedStepTime,
     LMCacheConnectorConfig,
     MediumFaults,
+    MultiConnectorConfig,
     OffloadingConnectorConfig,
     RunConfig,
 )
@@ -100,9 +101,30 @@ class Plan:
     host: HostPlan
     speculation: Speculation | None
     gates: GatePlan
+    parts: tuple[Plan, ...]  # of a MultiConnector's connectors, each as if it were alone
     fast: bool  # whether the fast engine runs it
     notes: tuple[str, ...]  # the first one says which engine, and why
     cautions: tuple[str, ...]
+
+    def with_parts(self) -> Plan:
+        """The plan of a MultiConnector with what its connectors bring: CPU memory, time, and things to tell."""
+        with_cpu = next((part for part in self.parts if part.sizes.num_cpu_chunks), None)
+        layered = next((part for part in self.parts if isinstance(part.step_time, PiecewiseDecode)), None)
+        sizes = self.sizes
+        if with_cpu is not None:
+            theirs = with_cpu.sizes
+            sizes = replace(sizes, num_cpu_chunks=theirs.num_cpu_chunks, cpu_chunk_bytes=theirs.cpu_chunk_bytes)
+        startup_ns = max(part.host.startup_ns for part in self.parts)
+        notes = dict.fromkeys((*self.notes, *(note for part in self.parts for note in part.notes[1:])))
+        cautions = dict.fromkeys((*self.cautions, *(text for part in self.parts for text in part.cautions)))
+        return replace(
+            self,
+            sizes=sizes,
+            step_time=self.step_time if layered is None else layered.step_time,
+            host=replace(self.host, startup_ns=startup_ns),
+            notes=tuple(notes),
+            cautions=tuple(cautions),
+        )
 
     def with_reference_engine(self, reason: str) -> Plan:
         """The same, on the engine that executes every step."""
@@ -167,7 +189,8 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     _check_faults(config, sizes)
     check_ranks(config, model)
     fast, engine_note = choose_fast(config, sizes.groups, gates)
-    return Plan(
+    parts = _parts(config, trace)
+    plan = Plan(
         config=config,
         trace=trace,
         release=release,
@@ -183,6 +206,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
         store=store,
         host=host,
         gates=gates,
+        parts=parts,
         fast=fast,
         notes=(
             engine_note,
@@ -207,6 +231,24 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *host.cautions,
         ),
     )
+    return plan.with_parts() if parts else plan
+
+
+def _parts(config: RunConfig, trace: Trace) -> tuple[Plan, ...]:
+    """Plans of a MultiConnector's connectors."""
+    if not isinstance(config.connector, MultiConnectorConfig):
+        return ()
+    found: list[Plan] = []
+    for number, part in enumerate(config.connector.connectors):
+        try:
+            found.append(_resolve(config.model_copy(update={"connector": part, "debug": False}), trace))
+        except UserError as error:
+            place = f"connector.connectors.{number}"
+            text = str(error)
+            raise UserError(
+                f"{place}{text.removeprefix('connector')}" if text.startswith("connector.") else text
+            ) from None
+    return tuple(found)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvsim.config import Connector, MooncakeStoreConnectorConfig, RunConfig, StoreConfig
+from kvsim.config import Connector, MooncakeStoreConnectorConfig, MultiConnectorConfig, RunConfig, StoreConfig
 from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
 from kvsim.steptime.spec import ModelSpec
@@ -52,7 +52,8 @@ class BlockSizes(Protocol):
 
 def store_connector(connector: Connector) -> MooncakeStoreConnectorConfig | None:
     """The part of a connector that uses a shared store, if there is one."""
-    return connector if isinstance(connector, MooncakeStoreConnectorConfig) else None
+    parts = connector.connectors if isinstance(connector, MultiConnectorConfig) else (connector,)
+    return next((part for part in parts if isinstance(part, MooncakeStoreConnectorConfig)), None)
 
 
 def store_layout(model: ModelSpec, sizes: BlockSizes, layers: int) -> StoreLayout:

@@ -8,6 +8,7 @@ from kvsim.config.cluster import ClusterConfig, ClusterEvent, InstanceGroup
 from kvsim.config.connector import (
     Connector,
     InstantTransfer,
+    MultiConnectorConfig,
     NoConnector,
     OffloadingConnectorConfig,
     ProfileTransfer,
@@ -62,6 +63,7 @@ __all__ = [
     "MediumFaults",
     "ModelConfig",
     "MooncakeStoreConnectorConfig",
+    "MultiConnectorConfig",
     "NetworkConfig",
     "NoConnector",
     "ObjTierConfig",

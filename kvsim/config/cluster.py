@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvsim.checked import Component, Misfit, closest
-from kvsim.config.fields import Name, Text
+from kvsim.config.fields import Name, Text, as_tuple
 from kvsim.config.network import NetworkConfig
 from kvsim.config.routers import RoundRobinRouter, RouterConfig
 from kvsim.config.store import StoreConfig
@@ -21,10 +21,6 @@ COMMON = frozenset({"seed", "trace", "model", "faults", "output", "python_path",
 """What it may not."""
 
 Overrides = Annotated[dict[str, Any], Field(default_factory=dict)]
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class InstanceGroup(Component):
@@ -77,11 +73,11 @@ _NEXT = {
 class ClusterConfig(Component):
     """Instances on one clock, behind a router."""
 
-    instances: Annotated[tuple[InstanceGroup, ...], BeforeValidator(_as_tuple), Field(min_length=1)] = Field(
+    instances: Annotated[tuple[InstanceGroup, ...], BeforeValidator(as_tuple), Field(min_length=1)] = Field(
         description="groups of instances that are alike"
     )
     router: RouterConfig = Field(default_factory=RoundRobinRouter, description="which instance a turn goes to")
-    events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(_as_tuple)] = Field(
+    events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(as_tuple)] = Field(
         (), description="instances that join, drain or fail during the run"
     )
 

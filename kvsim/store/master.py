@@ -84,6 +84,8 @@ class Master:
         self._clock, self.segments = clock, segments
         self.rules = rules or MasterRules()
         self._entries: dict[int, Entry] = {}
+        self._complete: dict[int, Entry] = {}  # of these, those that can be found
+        self._in_memory: set[int] = set()  # and of those, the ones with a copy in memory; never iterated
         self._leases = Leases(self.rules.lease_ns)
         self._wanted = False  # a write found no room: need_eviction_
         self._tick: simpy.Event | None = None  # when the eviction thread looks next, if that could matter
@@ -95,33 +97,22 @@ class Master:
         return len(self._entries)
 
     # -- reading
-    def exist(self, keys: Iterable[int]) -> list[bool]:
-        """Which of these can be read; a lease for each of them."""
-        now, entries, lease = self._clock.now, self._entries, self._leases.read
-        found: list[bool] = []
-        for key in keys:
-            entry = entries.get(key)
-            if entry is None or not entry.complete:
-                found.append(False)
-                continue
-            if entry.memory:
-                lease(key, now)
-            found.append(True)
+    def exist(self, keys: Sequence[int]) -> list[bool]:
+        """Which of these can be read; a lease for each of them that is in memory."""
+        found = list(map(self._complete.__contains__, keys))
+        self._lease(keys)
         return found
 
-    def locate(self, keys: Iterable[int]) -> tuple[list[Entry | None], int]:
+    def locate(self, keys: Sequence[int]) -> tuple[list[Entry | None], int]:
         """Where these are (None: nowhere), and until when their leases last."""
-        now, entries, lease = self._clock.now, self._entries, self._leases.read
-        found: list[Entry | None] = []
-        for key in keys:
-            entry = entries.get(key)
-            if entry is None or not entry.complete:
-                found.append(None)
-                continue
-            if entry.memory:
-                lease(key, now)
-            found.append(entry)
-        return found, now + self.rules.lease_ns
+        found = list(map(self._complete.get, keys))
+        self._lease(keys)
+        return found, self._clock.now + self.rules.lease_ns
+
+    def _lease(self, keys: Sequence[int]) -> None:
+        if not all(map(self._in_memory.__contains__, keys)):
+            keys = [key for key in keys if key in self._in_memory]
+        self._leases.read(keys, self._clock.now)
 
     # -- writing
     def put_start(self, keys: Sequence[int], writer: str) -> PutStart:
@@ -158,12 +149,15 @@ class Master:
 
     def put_end(self, keys: Iterable[int]) -> None:
         """They have been written and can be found."""
-        now = self._clock.now
+        done: list[int] = []
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None and not entry.complete:
                 entry.complete = True
-                self._leases.write(key, now)
+                self._complete[key] = entry
+                done.append(key)
+        self._in_memory.update(done)
+        self._leases.write(done, self._clock.now)
         self._look_soon()
 
     def put_revoke(self, keys: Iterable[int]) -> None:
@@ -209,7 +203,7 @@ class Master:
                 entry.disk = None
             if entry.memory:
                 continue
-            self._leases.forget(key)
+            self._leave_memory(key)
             if entry.disk is None:
                 self.num_lost += 1
                 self._drop(key, entry)
@@ -227,8 +221,13 @@ class Master:
         for segment in entry.memory:
             self.segments.release(segment)
         entry.memory = []
-        self._leases.forget(key)
+        self._leave_memory(key)
         del self._entries[key]
+        self._complete.pop(key, None)
+
+    def _leave_memory(self, key: int) -> None:
+        self._in_memory.discard(key)
+        self._leases.forget(key)
 
     def _look_soon(self) -> None:
         """Set the alarm of the eviction thread, if there is something for it to do."""
@@ -264,9 +263,10 @@ class Master:
             segment.evicted += 1
             self.segments.release(segment)
         entry.memory = []
-        self._leases.forget(key)
+        self._leave_memory(key)
         if entry.disk is None:
             del self._entries[key]
+            del self._complete[key]
 
     # -- checking
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Random clusters over a small shared store, with nodes that come and go: books agree after every step and at the end."""
+"""Random clusters over a small shared store, with nodes that come and go: books agree in every step and at the end."""
 
 from __future__ import annotations
 
