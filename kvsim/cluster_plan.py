@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvsim.config import RunConfig
+from kvsim.copy_plan import ASSUMED
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import hears_kv_events
+from kvsim.nics import load_nic
 from kvsim.resolve import Plan, resolve
 from kvsim.store_plan import StoreLayout, check_one_layout, store_connector
 from kvsim.trace.session import Trace
@@ -77,11 +79,26 @@ def resolve_run(config: RunConfig, trace: Trace) -> Plan | ClusterPlan:
     if any(output != outputs[0] for output in outputs):
         raise ConfigError("cluster.instances: expected the same engine.structured_output in all groups")
     sharing = {name: plan.store for name, plan in plans.items() if store_connector(plan.config.connector) is not None}
+    nic_lines = _about_network(config)
     if sharing:
         _check_sharing(sharing)
     elif config.cluster.store is not None:
         raise ConfigError("cluster.store: no instance uses it, expected connector.kind mooncake_store")
-    return _together(config, plans)
+    found = _together(config, plans)
+    return replace(found, notes=(*found.notes, *nic_lines)) if sharing else found
+
+
+def _about_network(config: RunConfig) -> list[str]:
+    """What is assumed about the network, unless the config gives it."""
+    assert config.cluster is not None
+    network = config.cluster.network
+    try:
+        profile = load_nic(network.nic)
+    except UserError as error:
+        raise ConfigError(f"cluster.network.nic: {error}") from None
+    given = {"bandwidth": network.bandwidth, "setup": network.setup, "latency": network.latency}
+    lines = [line for line in profile.assumptions() if given.get(line.partition(":")[0]) is None]
+    return [f"{ASSUMED}{profile.name} {line}" for line in lines]
 
 
 def _check_sharing(layouts: dict[str, StoreLayout]) -> None:
