@@ -13,6 +13,7 @@ from kvsim.connectors.mooncake_store_worker import MooncakeStoreWorker
 from kvsim.connectors.store_lookup import StoreLookup
 from kvsim.hardware import LinkDirection
 from kvsim.network import Endpoint, Fabric
+from kvsim.profile import Pieces
 from kvsim.resolve import Plan
 from kvsim.results.records import TierTotals
 from kvsim.store.client import ClientCosts, Shape, StoreClient
@@ -36,17 +37,29 @@ def build_store(clock: Clock, plan: Plan, fabric: Fabric) -> SharedStore | None:
         client_ttl_ns=config.client_ttl,
         replicas=config.replicas,
     )
-    disk = disk_of(config)
+    disk, on_disk = disk_of(config), config.disk_per_node // layout.object_bytes
+    is_shared = config.disk_path == "shared"
     return SharedStore(
         clock,
         Master(clock, Segments(config.placement, plan.config.seed), rules),
         fabric,
-        NodeRoom(config.memory_per_node // layout.object_bytes, config.disk_per_node // layout.object_bytes),
+        NodeRoom(config.memory_per_node // layout.object_bytes, 0 if is_shared else on_disk),
         layout.object_bytes,
         None
         if disk is None
         else DiskSpeed(disk.read.bandwidth.used, disk.write.bandwidth.used, disk.read.latency.used),
+        shared_room=on_disk * len(cluster.names) if is_shared else 0,
         instant=plan.config.transfer.kind == "instant",
+    )
+
+
+def _copy_up(plan: Plan) -> Callable[[int], int]:
+    """Time of a rank's copies of so many objects from host memory to its GPU, alone on its link."""
+    layout = plan.store
+    if plan.config.transfer.kind == "instant":
+        return lambda _objects: 0
+    return lambda objects: plan.link.batch_ns(
+        "dma_batch", "h2d", (Pieces(layout.message_bytes, objects * layout.descriptors),)
     )
 
 
@@ -56,7 +69,7 @@ class StoreTier:
     def __init__(self, client: StoreClient, store: SharedStore) -> None:
         self._client, self._store = client, store
         self.chunk_bytes = store.object_bytes
-        disks = " and disks" if store.has_disks else ""
+        disks = " and disks" if store.disks or store.has_disks else ""
         self.totals = TierTotals("store", "mooncake", f"memory{disks} of all nodes", self.chunk_bytes)
         self.totals.capacity_chunks = store.room.memory
 
@@ -122,7 +135,7 @@ class StorePort:
         instant, wanted = plan.config.transfer.kind == "instant", plan.config.cluster.store
         costs = ClientCosts() if instant else ClientCosts(wanted.rpc_latency, wanted.key_time, config.descriptor_time)
         shape = Shape(layout.descriptors, layout.message_bytes, layout.readers)
-        self._client = StoreClient(store, endpoint, shape, costs)
+        self._client = StoreClient(store, endpoint, shape, costs, _copy_up(plan))
         self.tier = StoreTier(self._client, store)
         self.traffic = StoreTraffic(self._client)
         self._worker: MooncakeStoreWorker | None = None  # of the engine built last

@@ -23,6 +23,12 @@ class StoreConfig(Component):
     )
     disk_per_node: Size = Field(0, description="disk that each node lends behind its memory; 0 = none (enable_offload)")
     disk: Text = Field("nvme-gen4", description="storage profile of those disks: a preset's name or a path")
+    disk_path: Literal["local", "shared"] = Field(
+        "local",
+        description="local = a disk for each node, read through its owner's staging buffer (LOCAL_DISK);"
+        " shared = one file system of all nodes, as fast as a whole as the profile says, read into the loading"
+        " instance's memory and copied up from there (DISK)",
+    )
     placement: Literal["random", "local"] = Field(
         "random", description="where new blocks go: any node, or the writer's first (preferred_segment)"
     )

@@ -81,15 +81,24 @@ class StoreClient:
     """Reads and writes of one instance. Operations are generators that a thread (a SimPy process) runs to their end.
 
     Bytes go between GPU and node memory by the NICs of both ends, also if both are the same node (GPUDirect RDMA);
-    what lies on a disk only is first read into its owner's staging buffer and scattered from there.
+    what lies on a disk only is first read into its owner's staging buffer and scattered from there. From a file system
+    of all nodes the reader reads for itself, into memory of its own, and copies that up to its GPUs.
 
     Args:
+        copy_up: time in which a rank copies so many objects from its host's memory to its GPU.
         endpoint: of this instance; it is a node of the store, too, under the same name.
     """
 
-    def __init__(self, store: SharedStore, endpoint: Endpoint, shape: Shape, costs: ClientCosts) -> None:
+    def __init__(
+        self,
+        store: SharedStore,
+        endpoint: Endpoint,
+        shape: Shape,
+        costs: ClientCosts,
+        copy_up: Callable[[int], int] = lambda _objects: 0,
+    ) -> None:
         self.store, self.endpoint, self.shape, self.costs = store, endpoint, shape, costs
-        self._clock, self._master = store.clock, store.master
+        self._clock, self._master, self._copy_up = store.clock, store.master, copy_up
         self.counts = ClientCounts()
         self.reading = self.writing = 0  # objects
 
@@ -163,22 +172,26 @@ class StoreClient:
 
     def _fetch(self, segment: Segment, places: list[int], flights: _Flights, *, on_disk: bool) -> None:
         """Everything that one node has of a batch."""
-        size = len(places) * self.store.object_bytes
+        count = len(places) * self.shape.readers
+        size = count * self.store.object_bytes
 
-        def arrived(flow: Flow) -> None:
-            if flow.failed or not segment.holds:
+        def arrived(flow: Flow | None = None) -> None:
+            if (flow is not None and flow.failed) or not segment.holds:
                 flights.lost += places
             else:
-                self.counts.bytes["h2d"] += flow.num_bytes
+                self.counts.bytes["h2d"] += size
             flights.landed()
 
         def scatter() -> None:
-            self._send(self.store.endpoint_of(segment), self.endpoint, size * self.shape.readers, arrived)
+            self._send(self.store.endpoint_of(segment), self.endpoint, size, arrived)
+
+        def copy_up() -> None:
+            self._clock.alarm(self._copy_up(len(places)), arrived)
 
         flights.open += 1
         if on_disk:
             self.counts.disk_bytes += size
-            self.store.disks[segment].read(len(places), scatter)
+            self.store.disks[segment].read(count, copy_up if segment.is_shared else scatter)
         else:
             scatter()
 

@@ -24,7 +24,7 @@ class DiskSpeed:
 
 
 class NodeDisk:
-    """The disk of one node (Mooncake: LOCAL_DISK): what the node's memory gets is written behind it, in order.
+    """The disk of one node (Mooncake: LOCAL_DISK), or a file system of all (DISK): written behind memory, in order.
 
     A full disk deletes what it has had longest (Mooncake storage_backend.cpp, SelectFileToEvictByFIFO). An object that
     has left memory before its turn to be written came is not on disk.

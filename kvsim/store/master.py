@@ -170,7 +170,9 @@ class Master:
     def add_disk(self, key: int, segment: Segment) -> bool:
         """A copy is on this node's disk now; False = its memory had lost the object before, or has a copy on disk."""
         entry = self._entries.get(key)
-        if entry is None or not entry.complete or segment not in entry.memory or entry.disk is not None:
+        if entry is None or not entry.complete or entry.disk is not None:
+            return False
+        if segment not in entry.memory and not (segment.is_shared and entry.memory):
             return False
         entry.disk = segment
         return True

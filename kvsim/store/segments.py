@@ -25,6 +25,7 @@ class Segment:
     peak: int = 0
     disk_used: int = 0
     evicted: int = 0
+    is_shared: bool = False  # a file system of all nodes, without memory
     mounted: bool = True
     holds: bool = True
 

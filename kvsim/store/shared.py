@@ -27,6 +27,7 @@ class SharedStore:
         room: what each node lends.
         object_bytes: of one object, all shards of a block.
         disk: speed of a node's disk, where nodes lend some.
+        shared_room: objects on a file system of all nodes, which has that speed as a whole, instead of their disks.
         instant: disks take no time.
     """
 
@@ -39,16 +40,21 @@ class SharedStore:
         object_bytes: int,
         disk: DiskSpeed | None = None,
         *,
+        shared_room: int = 0,
         instant: bool = False,
     ) -> None:
         self.clock, self.master, self.fabric = clock, master, fabric
         self.room, self.object_bytes, self._disk_speed, self._instant = room, object_bytes, disk, instant
         self._endpoints: dict[str, Endpoint] = {}
         self.disks: dict[Segment, NodeDisk] = {}
+        self._shared: Segment | None = None
+        if disk is not None and shared_room:
+            self._shared = Segment(-1, "", 0, shared_room, is_shared=True)
+            self.disks[self._shared] = NodeDisk(clock, master, self._shared, disk, object_bytes, instant=instant)
 
     @property
     def has_disks(self) -> bool:
-        """Whether nodes lend disks (Mooncake: enable_offload)."""
+        """Whether nodes lend disks of their own (Mooncake: enable_offload)."""
         return self._disk_speed is not None and self.room.disk > 0
 
     def join(self, endpoint: Endpoint) -> None:
@@ -78,6 +84,8 @@ class SharedStore:
 
     def offload(self, placed: Sequence[tuple[int, list[Segment]]]) -> None:
         """Objects have been written: their nodes write them to disk, too."""
+        if self._shared is not None:
+            self.disks[self._shared].offload([key for key, _ in placed])
         if not self.has_disks:
             return
         by_node: dict[Segment, list[int]] = {}

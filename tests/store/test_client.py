@@ -28,11 +28,14 @@ class World:
         rules: MasterRules | None = None,
         room: NodeRoom | None = None,
         disk: DiskSpeed | None = None,
+        shared_room: int = 0,
     ) -> None:
         self.clock = clock = Clock()
         self.fabric = Fabric(clock)
         self.master = Master(clock, Segments("local"), rules)
-        self.store = SharedStore(clock, self.master, self.fabric, room or NodeRoom(1_000), BLOCK, disk)
+        self.store = SharedStore(
+            clock, self.master, self.fabric, room or NodeRoom(1_000), BLOCK, disk, shared_room=shared_room
+        )
         nic = Nic(1_000_000_000)
         self.clients = {
             name: StoreClient(
@@ -204,3 +207,32 @@ def test_reads_are_cut_where_a_staging_buffer_is_full() -> None:
     started = world.clock.now
     assert world.read("b", range(2_000)) == []
     assert world.clock.now - started == 2 * MS + 2_000 * MS
+
+
+def test_a_shared_file_system_is_read_by_the_reader_itself() -> None:
+    """No network: 100 us + 2 ms for the file, and 3 ms to copy it up; it is there after its writer's node is lost."""
+    world = World(room=NodeRoom(10), rules=MasterRules(client_ttl_ns=S), disk=DISK, shared_room=5)
+    reader = world.clients["b"]
+    reader._copy_up = lambda objects: objects * 3 * MS
+    world.write("a", [1, 2])
+    world.clock.run(until=S)
+    world.store.lose("a")
+    world.clock.run(until=3 * S)
+    assert world.master.exist([1, 2]) == [True, True]
+    started, sent = world.clock.now, world.fabric.endpoints["a"].bytes_sent
+    assert world.read("b", [1]) == []
+    assert world.clock.now - started == 100 * US + 2 * MS + 3 * MS
+    assert world.fabric.endpoints["a"].bytes_sent == sent
+    world.master.check()
+
+
+def test_each_rank_reads_its_own_copy_of_a_file() -> None:
+    """Two ranks with the same KV: the owner's disk is read twice, 2 x 2 ms, and both copies cross the network."""
+    world = World(Shape(10, 100_000, readers=2), room=NodeRoom(1, disk=9), rules=MasterRules(watermark=1.0), disk=DISK)
+    world.write("a", [1])
+    world.clock.run(until=S)
+    world.write("a", [2, 3, 4])  # no room for the last one: the first goes
+    world.clock.run(until=2 * S)
+    started = world.clock.now
+    assert world.read("b", [1]) == []
+    assert world.clock.now - started == 100 * US + 4 * MS + 2 * MS

@@ -29,6 +29,7 @@ def with_store(seed: int) -> ClusterWorld:
     cluster["store"] = {
         "memory_per_node": f"{blocks * block}B",
         "disk_per_node": f"{rng.choice([0, 40]) * block}B" if rng.random() < 0.5 else 0,
+        "disk_path": rng.choice(["local", "shared"]),
         "placement": rng.choice(["random", "local"]),
         "replicas": rng.choice([1, 1, 2]),
         "lease_ttl": rng.choice(["1ms", "20ms", "5s"]),
