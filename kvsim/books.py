@@ -91,6 +91,9 @@ class Books(EngineObserver):
             if request not in self._admitted:
                 self._admitted.add(request)
                 entry = self._open[request]
+                if request.handoff is not None and request.handoff.role == "decode":
+                    entry.decode_hit_tokens, entry.remote_tokens = local, external  # its prompt was counted before
+                    continue
                 entry.local_hit_tokens, entry.external_hit_tokens = local, external
                 totals.prompt_tokens += request.num_prompt_tokens
                 totals.local_hit_tokens += local
@@ -101,6 +104,7 @@ class Books(EngineObserver):
             entry = self._open[request]
             if entry.first_scheduled_ns == NEVER:
                 entry.first_scheduled_ns = now
+            if entry.first_token_ns == NEVER:
                 self._awaiting_first[request] = None
         totals.preemptions += len(output.preempted)
         totals.encoder_tokens += output.encoder_tokens
@@ -189,7 +193,11 @@ class Books(EngineObserver):
     def _unpark(self, request: Request) -> None:
         """It waits for its load no longer; if it has ended meanwhile, it does not wait already."""
         since = self._parked_ns.pop(request, None)
-        if since is not None:
+        if since is None:
+            return
+        if request.handoff is not None and request.handoff.role == "decode":
+            self._open[request].remote_wait_ns += self._clock.now - since
+        else:
             self._open[request].load_wait_ns += self._clock.now - since
 
     def _close(self, request: Request, status: str, reason: str = "") -> None:
@@ -198,7 +206,8 @@ class Books(EngineObserver):
         entry.status, entry.reason, entry.finish_ns = status, reason, self._clock.now
         entry.output_tokens = request.num_output_tokens
         entry.preemptions += request.num_preemptions
-        self._record.totals.output_tokens += request.num_output_tokens
+        if request.handoff is None or request.handoff.role == "decode":  # a prefill's token is thrown away
+            self._record.totals.output_tokens += request.num_output_tokens
         self._admitted.discard(request)
         self._awaiting_first.pop(request, None)
         self._abort_reasons.pop(request, None)

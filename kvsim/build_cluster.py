@@ -5,22 +5,28 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TextIO
 
-from kvsim.build_network import fabric_of, nic_of
+from kvsim.build_remote import Remote
 from kvsim.build_server import Server
 from kvsim.build_store import StorePort, build_store
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
+from kvsim.cluster.desk import Desk
 from kvsim.cluster.event_mail import EventMail
 from kvsim.cluster.front import Front
+from kvsim.cluster.proxy import Pool, Proxy
 from kvsim.cluster.routers.base import Router
 from kvsim.cluster.together import add_faults, add_series, add_tiers, add_totals
 from kvsim.cluster.views import Prompt, RouterSite
 from kvsim.cluster_plan import ClusterPlan, MemberPlan
 from kvsim.config import ClusterConfig, options_of
+from kvsim.connectors.exchange import Exchange
 from kvsim.faults.clients import Clients
 from kvsim.kv_events import KVEventListener, KVEventWriter
+from kvsim.network import Fabric
+from kvsim.network_plan import REMOTE, NetworkPlan
 from kvsim.reception import Reception
 from kvsim.registry import ROUTERS
+from kvsim.resolve import Plan
 from kvsim.results.records import InstanceRecord, RunRecord, Series
 from kvsim.store.shared import SharedStore
 from kvsim.store_plan import store_connector
@@ -56,7 +62,6 @@ class Cluster:
         self._members = sorted(plan.members, key=_in_order)
         self.store: SharedStore | None = None
         numbers = {member.name: number for number, member in enumerate(self._members)}
-        mail = EventMail(len(numbers), getattr(cluster.router, "event_delay", 0))
         sizes = [member.plan.sizes for member in self._members]
         site = RouterSite(
             tuple(numbers),
@@ -65,21 +70,30 @@ class Cluster:
             plan.config.seed,
             self._block_hashes,
         )
-        self.router: Router = ROUTERS.make(
-            cluster.router.kind, [site], options_of(cluster.router), plan.config.python_path
-        )
-
-        router = self.router
+        wanted = [cluster.router, cluster.decode_router or cluster.router][: 1 + cluster.is_split]
+        routers: list[Router] = [
+            ROUTERS.make(each.kind, [site], options_of(each), plan.config.python_path) for each in wanted
+        ]
+        mails = [EventMail(len(numbers), getattr(each, "event_delay", 0)) for each in wanted]
+        self.router = routers[0]
 
         def listeners(name: str, rank: int) -> list[KVEventListener]:
             found: list[KVEventListener] = []
             if kv_events is not None:
                 found.append(KVEventWriter(kv_events, rank, name))
-            if router.hears_kv_events:
-                found.append(mail.listener(numbers[name]))
+            found += [
+                mail.listener(numbers[name])
+                for router, mail in zip(routers, mails, strict=True)
+                if router.hears_kv_events
+            ]
             return found
 
-        ports = self._store_ports(clock, cluster)
+        self._remotes: dict[str, Remote] = {}
+        ports: dict[str, StorePort] = {}
+        if plan.network is not None:
+            fabric = Fabric(clock, plan.network.latency_ns, plan.network.oversubscription)
+            self._remotes = self._network(clock, plan, plan.network, fabric)
+            ports = self._store_ports(clock, cluster, fabric)
         block_ids, points = cache(BlockIds), plan.config.output.series_points
         self.servers = [
             Server(
@@ -93,35 +107,66 @@ class Cluster:
                 block_ids=block_ids,
                 store=ports.get(member.name),
                 may_die=member.name in cluster.failing,
+                remote=self._remotes.get(member.name),
             )
             for member in plan.members
         ]
         by_name = {server.name: server for server in self.servers}
         self._by_number = [by_name[name] for name in numbers]
-        front = Front(
-            clock,
-            plan.trace,
-            reception,
-            router,
-            self._by_number,
-            self._scope,
-            mail,
-            absent=[numbers[name] for name in cluster.absent],
-            happenings=[(event.at, numbers[event.instance], event.action) for event in cluster.in_order],
-        )
+        absent = [numbers[name] for name in cluster.absent]
+        happenings = [(event.at, numbers[event.instance], event.action) for event in cluster.in_order]
+        front: Front | Proxy
+        self._prefill: Pool | None = None
+        if cluster.is_split:
+            pools = [
+                Pool(role, sorted(numbers[name] for name in cluster.pools[role]), Desk(clock, router, mail))
+                for role, router, mail in zip(("prefill", "decode"), routers, mails, strict=True)
+            ]
+            self._prefill = pools[0]
+            front = Proxy(
+                clock,
+                plan.trace,
+                reception,
+                pools[0],
+                pools[1],
+                self._by_number,
+                self._scope,
+                absent=absent,
+                happenings=happenings,
+            )
+        else:
+            front = Front(
+                clock,
+                plan.trace,
+                reception,
+                self.router,
+                self._by_number,
+                self._scope,
+                mails[0],
+                absent=absent,
+                happenings=happenings,
+            )
         self.submit, self._states = front.submit, front.members
         for server in self.servers:
             server.listen_to_first_tokens(front.on_first_token)
 
-    def _store_ports(self, clock: Clock, config: ClusterConfig) -> dict[str, StorePort]:
+    def _network(self, clock: Clock, plan: ClusterPlan, network: NetworkPlan, fabric: Fabric) -> dict[str, Remote]:
+        """Every instance's place in the network, if anybody uses it."""
+        exchange = Exchange(clock, fabric)
+        return {
+            member.name: Remote(
+                _handing_over(member.plan), exchange, member.name, network.nic, network.nics_of(member.gpus)
+            )
+            for member in plan.members
+        }
+
+    def _store_ports(self, clock: Clock, config: ClusterConfig, fabric: Fabric) -> dict[str, StorePort]:
         """The way of each instance to the store that they share; whoever is there at the start lends its memory."""
-        _, nic = nic_of(config.network)
-        fabric = fabric_of(clock, config.network)
         ports: dict[str, StorePort] = {}
         for member in self._members:
             self.store = self.store or build_store(clock, member.plan, fabric)
             if self.store is not None and store_connector(member.plan.config.connector) is not None:
-                endpoint = fabric.endpoint(member.name, nic, config.network.nics_per_gpu * member.plan.sizes.ranks)
+                endpoint = self._remotes[member.name].endpoint
                 port = ports[member.name] = StorePort(member.plan, self.store, endpoint)
                 if member.name not in config.absent:
                     port.join()
@@ -146,6 +191,11 @@ class Cluster:
             own, name = server.record, server.name
             group, hardware = members[name].group, members[name].hardware
             instance = InstanceRecord(name, group, hardware, own.series, own.totals, own.tiers, states[name])
+            instance.role = members[name].role
+            if name in self._remotes:
+                instance.network = self._remotes[name].settle()
+            if self._prefill is not None and instance.role == "prefill":
+                instance.parts = self._prefill.parts.get(self._by_number.index(server), [])
             record.instances.append(instance)
             record.notes += [f"{name}: {line}" for line in own.notes]
             record.cautions += [f"{name}: {line}" for line in own.cautions]
@@ -165,3 +215,8 @@ class Cluster:
 def _in_order(member: MemberPlan) -> tuple[str, int]:
     """By the name's number, not its spelling."""
     return member.group, int(member.name.rpartition("-")[2])
+
+
+def _handing_over(plan: Plan) -> Plan:
+    """The plan of the part of a MultiConnector that hands KV over; others as they are."""
+    return next((part for part in plan.parts if part.config.connector.kind in REMOTE), plan)

@@ -9,6 +9,7 @@ from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
+from kvsim.build_remote import Remote
 from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, has_tiers, num_tiers
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
@@ -18,6 +19,7 @@ from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import ComputeStream
 from kvsim.config import (
     CustomConnector,
+    DecodeBenchConnectorConfig,
     ExampleConnectorConfig,
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
@@ -27,6 +29,7 @@ from kvsim.config import (
 )
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
+from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.lmcache_client import Alarm
 from kvsim.connectors.multi import MultiConnector, multi_worker
@@ -41,6 +44,7 @@ from kvsim.host_memory import HostMemory
 from kvsim.kv_events import GPU, KVEventListener, KVEventLog, KVEventPublisher
 from kvsim.load_failures import LoadFailurePolicy
 from kvsim.lockstep import Lockstep
+from kvsim.network_plan import REMOTE
 from kvsim.offload.ledger import Ledger
 from kvsim.offload.manager import PolicyFactory
 from kvsim.offload.tiering import TieringManager
@@ -49,6 +53,8 @@ from kvsim.resolve import Plan
 from kvsim.scheduler import Scheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.witness import Witness, WitnessedWorker
+
+OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
 
 
 class EngineBuilder:
@@ -59,6 +65,7 @@ class EngineBuilder:
         tiers: storage behind CPU memory, which outlives engines, with its counters.
         faults: puts faulty parts before the sound ones.
         kv_events: who listens to a rank's KV events.
+        remote: its instance's place in the network, if there is one.
         store: the way to a store that instances share.
         hold_up: the scheduler of the engine built last waits so long.
     """
@@ -71,11 +78,12 @@ class EngineBuilder:
         tiers: Sequence[BuiltTier],
         faults: Faults,
         kv_events: Callable[[int], Sequence[KVEventListener]],
+        remote: Remote | None = None,
         store: StorePort | None = None,
         hold_up: Callable[[int], None] = lambda _duration_ns: None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
-        self._host_memory, self._store, self._hold_up = host_memory, store, hold_up
+        self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
         self._kv_event_listeners = kv_events
@@ -88,7 +96,9 @@ class EngineBuilder:
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
         self._parts = [  # of a MultiConnector
-            EngineBuilder(clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, store, hold_up)
+            EngineBuilder(
+                clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, remote, store, hold_up
+            )
             for part in plan.parts
         ]
 
@@ -152,10 +162,15 @@ class EngineBuilder:
 
     def lose(self) -> None:
         """The engine built last has died: what its links carry is lost, and the next one gets them."""
-        for part in self._parts:
-            part.lose()
-        if self._store is not None and not self._parts:
+        if self._remote is not None:
+            self._remote.lose()
+        if self._store is not None:
             self._store.lose()
+        for part in (*self._parts, self):
+            part.lose_copies()
+
+    def lose_copies(self) -> None:
+        """The part that one connector has in it."""
         if self._copier is not None:
             self._copier.close()
         for link in self._links:
@@ -334,6 +349,10 @@ class EngineBuilder:
         if isinstance(config, MooncakeStoreConnectorConfig):
             assert self._store is not None
             return self._store.connector(self._clock, kv.pool, self._hold_up, site.wake)
+        if isinstance(config, DecodeBenchConnectorConfig):
+            return DecodeBenchConnector()
+        if self._remote is not None and config.kind in REMOTE:
+            return self._remote.connector(site)
         return None
 
     def _worker(
@@ -342,7 +361,7 @@ class EngineBuilder:
         plan, self._witness = self._plan, None
         if connector is None:
             return None, None
-        if isinstance(plan.config.connector, CustomConnector):
+        if isinstance(plan.config.connector, CustomConnector) or plan.config.connector.kind in OWN_WORKERS:
             return connector.make_worker(), Traffic(site.links)
         if isinstance(plan.config.connector, MooncakeStoreConnectorConfig):
             assert self._store is not None

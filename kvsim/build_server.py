@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import simpy
+
 from kvsim.build_engine import EngineBuilder
 from kvsim.build_faults import Faults
+from kvsim.build_remote import Remote
 from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, build_tiers
 from kvsim.chain import BlockIds
@@ -16,6 +19,7 @@ from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine
 from kvsim.faults.clients import Clients
+from kvsim.handoff import Handoff
 from kvsim.host_memory import HostMemory
 from kvsim.instance import Instance
 from kvsim.kv_events import KVEventListener
@@ -27,6 +31,7 @@ from kvsim.results.records import RequestRecord, RunRecord, Totals
 from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.streaming import StreamingInstance
 from kvsim.trace.replay import Submit
+from kvsim.trace.session import Session, Turn
 
 
 def _nobody(_rank: int) -> Sequence[KVEventListener]:
@@ -50,6 +55,7 @@ class Server:
         on_death: called when the engine has died.
         store: the way to a store that instances share.
         may_die: somebody may call `kill`.
+        remote: its place in the network, if there is one.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Server:
         on_death: Callable[[], None] = lambda: None,
         store: StorePort | None = None,
         may_die: bool = False,
+        remote: Remote | None = None,
     ) -> None:
         self.name, self.plan, self.record = name, plan, record
         self._clock, self._block_ids, self._on_death, self._store = clock, block_ids, on_death, store
@@ -80,7 +87,7 @@ class Server:
         self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
         record.notes += self.faults.notes()
         self._builder = EngineBuilder(
-            clock, plan, self.host_memory, self.tiers, self.faults, kv_events, store, self._hold_up
+            clock, plan, self.host_memory, self.tiers, self.faults, kv_events, remote, store, self._hold_up
         )
         self.books: list[RankBooks] = []
         self.ranks: list[Instance] = []
@@ -91,6 +98,12 @@ class Server:
         """Tell somebody of each request when its first token is there."""
         for ledger in self.books:
             ledger.on_first_token = listener
+
+    def serve(
+        self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
+    ) -> simpy.Event | tuple[str, str]:
+        """See `Instance.serve`; it has one rank."""
+        return self.ranks[0].serve(entry, session, turn, handoff)
 
     # -- life and death
     @property

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 
-from kvsim.config import RunConfig
-from kvsim.copy_plan import ASSUMED
+from kvsim.config import ClusterConfig, RunConfig
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import hears_kv_events
-from kvsim.nics import load_nic
+from kvsim.network_plan import REMOTE, NetworkPlan, kinds_of, plan_network
 from kvsim.resolve import Plan, resolve
 from kvsim.store_plan import StoreLayout, check_one_layout, store_connector
 from kvsim.trace.session import Trace
+
+USES_NETWORK = frozenset({*REMOTE, "mooncake_store"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,18 @@ class MemberPlan:
     name: str
     group: str
     plan: Plan
+
+    @property
+    def role(self) -> str:
+        """Of its group: both, prefill or decode."""
+        cluster = self.plan.config.cluster
+        assert cluster is not None
+        return next(group.role for group in cluster.instances if group.name == self.group)
+
+    @property
+    def gpus(self) -> int:
+        """How many it has."""
+        return self.plan.config.hardware.tensor_parallel_size * self.plan.config.engine.data_parallel_size
 
     @property
     def hardware(self) -> str:
@@ -35,6 +49,7 @@ class ClusterPlan:
 
     config: RunConfig
     members: tuple[MemberPlan, ...]  # in the order of the config
+    network: NetworkPlan | None  # None = nobody uses it
     notes: tuple[str, ...]  # the first ones say which engine
     cautions: tuple[str, ...]
 
@@ -75,30 +90,16 @@ def resolve_run(config: RunConfig, trace: Trace) -> Plan | ClusterPlan:
         except UserError as error:  # already with its place
             raise ConfigError(str(error)) from None
     _check_failing(config, plans)
+    _check_split(config, plans)
     outputs = [plan.config.engine.structured_output for plan in plans.values()]
     if any(output != outputs[0] for output in outputs):
         raise ConfigError("cluster.instances: expected the same engine.structured_output in all groups")
     sharing = {name: plan.store for name, plan in plans.items() if store_connector(plan.config.connector) is not None}
-    nic_lines = _about_network(config)
     if sharing:
         _check_sharing(sharing)
     elif config.cluster.store is not None:
         raise ConfigError("cluster.store: no instance uses it, expected connector.kind mooncake_store")
-    found = _together(config, plans)
-    return replace(found, notes=(*found.notes, *nic_lines)) if sharing else found
-
-
-def _about_network(config: RunConfig) -> list[str]:
-    """What is assumed about the network, unless the config gives it."""
-    assert config.cluster is not None
-    network = config.cluster.network
-    try:
-        profile = load_nic(network.nic)
-    except UserError as error:
-        raise ConfigError(f"cluster.network.nic: {error}") from None
-    given = {"bandwidth": network.bandwidth, "setup": network.setup, "latency": network.latency}
-    lines = [line for line in profile.assumptions() if given.get(line.partition(":")[0]) is None]
-    return [f"{ASSUMED}{profile.name} {line}" for line in lines]
+    return _together(config, plans)
 
 
 def _check_sharing(layouts: dict[str, StoreLayout]) -> None:
@@ -119,6 +120,43 @@ def _check_failing(config: RunConfig, plans: dict[str, Plan]) -> None:
             )
 
 
+def _check_split(config: RunConfig, plans: dict[str, Plan]) -> None:
+    """Both sides must speak the same protocol, with blocks that fit.
+
+    vLLM 0.33.0 nixl/base_worker.py (post_process_device_kv_on_receive): blocks of a decode instance are as large as
+    those of a prefill instance, or a multiple of it.
+    """
+    assert config.cluster is not None
+    if not config.cluster.is_split:
+        return
+    by_role: dict[str, list[str]] = {"prefill": [], "decode": []}
+    for group in config.cluster.instances:
+        by_role[group.role].append(group.name)
+    for prefill, decode in product(by_role["prefill"], by_role["decode"]):
+        kinds = [_handing_over(plans[name]) for name in (prefill, decode)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"cluster.instances: {prefill} has connector {kinds[0]} and {decode} has {kinds[1]}, expected the same"
+            )
+        ours, theirs = (plans[name].sizes.block_tokens for name in (decode, prefill))
+        if kinds[0] == "mooncake" and ours != theirs:
+            raise ConfigError(
+                f"cluster.instances: blocks of {decode} have {ours} tokens, expected the {theirs} of {prefill} with"
+                " connector mooncake"
+            )
+        if ours % theirs:
+            raise ConfigError(
+                f"cluster.instances: blocks of {decode} have {ours} tokens, expected a multiple of the {theirs} of"
+                f" {prefill}"
+            )
+
+
+def _handing_over(plan: Plan) -> str:
+    """The connector, or of a MultiConnector's the one, that hands KV over."""
+    kind = plan.config.connector.kind
+    return min(kinds_of(plan.config.connector) & set(REMOTE), default=kind)
+
+
 def hardware_of(plan: Plan) -> str:
     """The GPUs of a server."""
     gpus = plan.config.hardware.tensor_parallel_size * plan.config.engine.data_parallel_size
@@ -132,13 +170,29 @@ def _together(config: RunConfig, plans: dict[str, Plan]) -> ClusterPlan:
         for group in config.cluster.instances
         for name in group.instances
     ]
+    network = None
+    if any(kinds_of(plan.config.connector) & USES_NETWORK for plan in plans.values()):
+        try:
+            network = plan_network(config.cluster.network)
+        except UserError as error:
+            raise ConfigError(str(error)) from None
     notes = [
         *_merged({name: plan.notes for name, plan in plans.items()}),
-        f"{len(members)} instances behind router {config.cluster.router.kind}; busy times of all of them are means",
+        _about_routers(config.cluster),
         *_about_events(config),
+        *(network.notes if network is not None else ()),
     ]
     cautions = _merged({name: plan.cautions for name, plan in plans.items()})
-    return ClusterPlan(config, tuple(members), tuple(notes), tuple(cautions))
+    return ClusterPlan(config, tuple(members), network, tuple(notes), tuple(cautions))
+
+
+def _about_routers(cluster: ClusterConfig) -> str:
+    means = "busy times of all of them are means"
+    if not cluster.is_split:
+        return f"{len(cluster.names)} instances behind router {cluster.router.kind}; {means}"
+    routers = {"prefill": cluster.router, "decode": cluster.decode_router or cluster.router}
+    pools = [f"{len(cluster.pools[role])} {role} instances behind router {each.kind}" for role, each in routers.items()]
+    return f"{' and '.join(pools)}, which hand KV over; {means}; hits are those of the prefill instances"
 
 
 def _about_events(config: RunConfig) -> list[str]:

@@ -80,7 +80,11 @@ def _of_faults(config: RunConfig) -> list[str]:
 
 def hears_kv_events(config: RunConfig) -> bool:
     """Whether there is a router in front, and it wants the KV events of the instances."""
-    router = None if config.cluster is None else config.cluster.router
-    if isinstance(router, CustomRouter):
-        return bool(getattr(ROUTERS.find(router.kind, config.python_path), "hears_kv_events", False))
-    return getattr(router, "index", "") == "kv_events"
+    cluster = config.cluster
+    routers = () if cluster is None else (cluster.router, cluster.decode_router)
+    return any(
+        bool(getattr(ROUTERS.find(router.kind, config.python_path), "hears_kv_events", False))
+        if isinstance(router, CustomRouter)
+        else getattr(router, "index", "") == "kv_events"
+        for router in routers
+    )

@@ -12,6 +12,7 @@ from kvsim.demands import AdapterContent
 from kvsim.engine import Engine
 from kvsim.extents.content import PathContent
 from kvsim.faults.clients import Clients
+from kvsim.handoff import Handoff
 from kvsim.reception import Reception
 from kvsim.request import ChainContent, Content, Request, Salted
 from kvsim.results.records import RequestRecord
@@ -69,6 +70,25 @@ class Instance:
             self._clients.watch(number, request, ended, self.abort)
         return ended
 
+    def serve(
+        self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
+    ) -> simpy.Event | tuple[str, str]:
+        """One part of a turn whose prefill and decode are apart arrives; whoever sends it keeps its record.
+
+        Returns:
+            An event that fires, with the request, when it has ended; or status and reason, if it is refused.
+        """
+        # vLLM's proxies (tests/v1/kv_connector/nixl_integration/toy_proxy_server.py): a prefill makes one token.
+        output_tokens = 1 if handoff.role == "prefill" else turn.output_tokens
+        reason = self.refusal(turn.input_tokens, output_tokens)
+        if reason:
+            return "rejected", reason
+        if self.engine.is_dead:
+            return "failed", "the engine was down"
+        request = self._new_request(entry, session, turn, output_tokens, handoff)
+        self._books.open(request, entry)
+        return self.engine.submit(request)
+
     def _new_entry(self, session: Session, stream: str, index: int, turn: Turn) -> RequestRecord:
         return self._reception.enter(session, stream, index, turn, rank=self.rank, instance=self.name)
 
@@ -92,16 +112,19 @@ class Instance:
         known = ChainContent(chain, self._block_ids, self.scheduler.kv.block_size, 0)
         return self._distinct(known, adapter, salt).block_hashes(0, self._block_ids.full(chain.num_tokens))
 
-    def _new_request(self, entry: RequestRecord, session: Session, turn: Turn) -> Request:
+    def _new_request(
+        self, entry: RequestRecord, session: Session, turn: Turn, max_tokens: int = 0, handoff: Handoff | None = None
+    ) -> Request:
         return Request(
             entry.request_id,
             self._content(session, turn),
             block_size=self.scheduler.kv.block_size,
             num_prompt_tokens=turn.input_tokens,
-            max_tokens=turn.output_tokens,
-            arrival=entry.arrival_ns,
+            max_tokens=max_tokens or turn.output_tokens,
+            arrival=self.engine.env.now,
             hash_lookahead_tokens=self.scheduler.kv.hash_lookahead_tokens,
             demands=turn.demands,
+            handoff=handoff,
         )
 
     def abort(self, request: Request, reason: str) -> None:

@@ -266,6 +266,21 @@ CONNECTORS.register(
     "kvsim.connectors.example:ExampleConnector",
     "vLLM's ExampleConnector: whole prompts as files on shared storage, synchronous",
 )
+CONNECTORS.register(
+    "nixl",
+    "kvsim.connectors.nixl:NixlConnector",
+    "vLLM's NixlConnector: KV from prefill to decode instances of a cluster",
+)
+CONNECTORS.register(
+    "mooncake",
+    "kvsim.connectors.nixl:NixlConnector",
+    "vLLM's MooncakeConnector: as nixl, but prefill instances write, neighbouring blocks at once",
+)
+CONNECTORS.register(
+    "decode_bench",
+    "kvsim.connectors.decode_bench:DecodeBenchConnector",
+    "vLLM's DecodeBenchConnector: every prompt but its last token is there at once",
+)
 
 POLICIES = Registry("policy", "kvsim.offload.policies.base:EvictionPolicy", given=("capacity", "slots"))
 POLICIES.register("lru", "kvsim.offload.policies.lru:LruPolicy", "least recently used, as vLLM's CPU tier counts it")

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 from kvsim.demands import PLAIN, Demands
+from kvsim.handoff import Handoff
 
 if TYPE_CHECKING:
     from kvsim.chain import BlockIds, Chain
@@ -77,7 +78,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "block_hashes", "block_size", "content", "demands", "gated", "hash_lookahead_tokens",
+        "arrival", "block_hashes", "block_size", "content", "demands", "gated", "handoff", "hash_lookahead_tokens",
         "last_sched_seq", "max_tokens",
         "num_computed_tokens", "num_draft_tokens", "num_in_flight_tokens", "num_output_placeholders",
         "num_preemptions", "num_prompt_tokens", "num_stale_output_tokens", "num_tokens", "priority", "request_id",
@@ -97,7 +98,9 @@ class Request:
         priority: int = 0,
         hash_lookahead_tokens: int = 0,
         demands: Demands = PLAIN,
+        handoff: Handoff | None = None,
     ) -> None:
+        self.handoff = handoff  # of disaggregated prefill
         self.request_id, self.content, self.block_size = request_id, content, block_size
         self.demands, self.gated = demands, demands != PLAIN  # gated: the scheduler's gates have to be asked
         self.num_prompt_tokens, self.max_tokens = num_prompt_tokens, max_tokens

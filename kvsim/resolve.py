@@ -24,6 +24,7 @@ from kvsim.host_plan import HostPlan, cpu_chunks, plan_host
 from kvsim.kv_groups import KVGroups, kv_groups
 from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
+from kvsim.network_plan import check_remote, notes_of_remote
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.rank_plan import check_ranks, expert_ranks, notes_of_ranks
@@ -159,7 +160,7 @@ def resolve(config: RunConfig, trace: Trace) -> Plan:
         raise ConfigError(str(error)) from None
 
 
-def _resolve(config: RunConfig, trace: Trace) -> Plan:
+def _resolve(config: RunConfig, trace: Trace, *, is_part: bool = False) -> Plan:
     tp = config.hardware.tensor_parallel_size
     with _at("model.name"):
         model = load_model(config.model.name, config.model.kv_cache_dtype)
@@ -188,6 +189,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
     check_store(config, store)
     _check_faults(config, sizes)
     check_ranks(config, model)
+    check_remote(config, sizes.groups, is_part=is_part)
     fast, engine_note = choose_fast(config, sizes.groups, gates)
     parts = _parts(config, trace)
     plan = Plan(
@@ -219,6 +221,7 @@ def _resolve(config: RunConfig, trace: Trace) -> Plan:
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *notes_of(config, link),
             *store_notes(config, store),
+            *notes_of_remote(config),
             *capacity_notes,
             *gates.notes,
             *(ASSUMED + line for line in gates.assumptions),
@@ -241,7 +244,7 @@ def _parts(config: RunConfig, trace: Trace) -> tuple[Plan, ...]:
     found: list[Plan] = []
     for number, part in enumerate(config.connector.connectors):
         try:
-            found.append(_resolve(config.model_copy(update={"connector": part, "debug": False}), trace))
+            found.append(_resolve(config.model_copy(update={"connector": part, "debug": False}), trace, is_part=True))
         except UserError as error:
             place = f"connector.connectors.{number}"
             text = str(error)

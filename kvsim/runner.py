@@ -12,7 +12,7 @@ import pandas as pd
 from kvsim.build import Simulation
 from kvsim.cluster_plan import ClusterPlan, MemberPlan, hardware_of, resolve_run
 from kvsim.cohort_scheduler import InexactError
-from kvsim.config import RunConfig, dump_config
+from kvsim.config import ClusterConfig, RunConfig, dump_config
 from kvsim.errors import UserError
 from kvsim.garbage import rarely_collected
 from kvsim.report.html import write_comparison, write_report
@@ -63,7 +63,7 @@ def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, pr
             notes=record.notes,
             cautions=record.cautions,
             info=_info(plan),
-            router=config.cluster.router.kind if config.cluster is not None else "",
+            router=_routers(config.cluster),
             instances=[_tables_of(instance) for instance in record.instances],
         )
         if config.output.plots:
@@ -119,6 +119,9 @@ def _tables_of(instance: InstanceRecord) -> InstanceTables:
         series_frame(instance),
         [as_row(tier) for tier in instance.tiers],
         tiers_frame(instance),
+        instance.role,
+        None if instance.network is None else as_row(instance.network),
+        None if instance.parts is None else _frame(instance.parts, _columns(RequestRecord, REQUEST_COLUMNS)),
     )
 
 
@@ -154,4 +157,12 @@ def _info_of_cluster(plan: ClusterPlan) -> dict[str, str]:
     hardware = [
         f"{name}: {len(same)} x ({same[0].hardware}, link {same[0].plan.link.name})" for name, same in groups.items()
     ]
-    return {"cluster": "; ".join(hardware), "router": plan.config.cluster.router.kind}
+    return {"cluster": "; ".join(hardware), "router": _routers(plan.config.cluster)}
+
+
+def _routers(cluster: ClusterConfig | None) -> str:
+    """Of both pools, if there are two."""
+    if cluster is None:
+        return ""
+    first, second = cluster.router.kind, (cluster.decode_router or cluster.router).kind
+    return first if first == second else f"{first}, {second}"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
 from kvsim.clock import ROUTE_PRIORITY, Clock
+from kvsim.cluster.desk import Desk
 from kvsim.cluster.event_mail import EventMail
 from kvsim.cluster.members import Happening, Member, Members
 from kvsim.cluster.routers.base import Router
-from kvsim.cluster.views import Answer, FirstToken, News, Prompt, TurnView
-from kvsim.errors import UserError
+from kvsim.cluster.views import Answer, Prompt, TurnView
 from kvsim.reception import Reception
 from kvsim.results.records import RequestRecord
 from kvsim.trace.session import Session, Trace, Turn
@@ -42,16 +41,12 @@ class _Flight:
     ended: simpy.Event
 
 
-_News = tuple[int, int, int, Callable[..., None], tuple[Any, ...]]
-
-
 class Front:
     """Takes the turns of a trace and passes them on.
 
     Whatever arrives at one instant is routed together, in the order of the trace, when all steps that end at this
-    instant have ended and before any instance decides its next step. What the router is told of one instant comes in
-    the order of the turns' numbers, just before it has to choose. So nothing depends on which of several instances
-    happens to be simulated first.
+    instant have ended and before any instance decides its next step. So nothing depends on which of several instances
+    happens to be simulated first (see `Desk`, too).
 
     Args:
         members: the instances, in the order of their names, which is that of the router's numbers.
@@ -73,9 +68,9 @@ class Front:
         absent: Sequence[int] = (),
         happenings: Sequence[Happening] = (),
     ) -> None:
-        self._clock, self._reception, self._router, self._scope = clock, reception, router, scope
-        self._servers, self._mail = members, mail
-        self.members = Members(clock, members, absent, happenings, self._on_change)
+        self._clock, self._reception, self._scope, self._servers = clock, reception, scope, members
+        self._desk = Desk(clock, router, mail)
+        self.members = Members(clock, members, absent, happenings, self._desk.changed)
         self._places = {
             (session.name, stream): (number, place)
             for number, session in enumerate(trace.sessions)
@@ -83,8 +78,6 @@ class Front:
         }
         self._inbox: list[_Arrival] = []
         self._in_flight: dict[str, _Flight] = {}  # by the request's id
-        # (when it is known, number, order) and what to do; at one instant: instances come and go, first tokens, ends.
-        self._news: list[_News] = []
         self._num_routed = 0
 
     def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
@@ -101,27 +94,14 @@ class Front:
     def on_first_token(self, entry: RequestRecord) -> None:
         """A request has its first token now."""
         flight = self._in_flight[entry.request_id]
-        view, instance, now = flight.view, flight.instance, self._clock.now
-        self._news.append((now, view.number, 1, self._router.heard, (FirstToken(view, instance, now),)))
+        self._desk.first_token(flight.view, flight.instance)
 
     # -- inside
-    def _on_change(self, news: News) -> None:
-        self._news.append((self._clock.now, -2, len(self._news), self._router.heard, (news,)))
-
     def _route(self) -> None:
-        self._tell()
+        self._desk.tell()
         arrivals, self._inbox = sorted(self._inbox, key=lambda arrival: arrival.place), []
         for arrival in arrivals:
             self._send(arrival)
-
-    def _tell(self) -> None:
-        """Tell the router what it knows by now."""
-        for mail in self._mail.take(self._clock.now):
-            arrived_ns = mail.published_ns + self._mail.delay_ns
-            self._news.append((arrived_ns, -1, mail.instance, self._router.heard, (mail,)))
-        due, self._news = sorted(self._news, key=lambda news: news[:3]), []
-        for _, _, _, told, what in due:
-            told(*what)
 
     def _send(self, arrival: _Arrival) -> None:
         among, session, turn = self.members.up, arrival.session, arrival.turn
@@ -135,14 +115,11 @@ class Front:
         )
         number, self._num_routed = self._num_routed, self._num_routed + 1
         view = TurnView(number, session.name, arrival.stream, self._clock.now, turn.input_tokens, prompt)
-        chosen = self._router.choose(view, among)
-        if chosen not in among:
-            kind = type(self._router).__name__
-            raise UserError(f"router {kind} chose instance {chosen!r}, expected one of {', '.join(map(str, among))}")
+        chosen = self._desk.choose(view, among)
         ended = self._servers[chosen].submit(session, arrival.stream, arrival.place[2], turn)
         entry = self._reception.records[-1]
         self._in_flight[entry.request_id] = flight = _Flight(view, chosen, entry, turn, arrival.ended)
-        self._router.sent(view, chosen)
+        self._desk.sent(view, chosen)
         assert ended.callbacks is not None
         ended.callbacks.append(lambda _event: self._on_end(flight))
 
@@ -151,5 +128,5 @@ class Front:
         del self._in_flight[entry.request_id]
         content = Prompt(flight.turn.chain, view.prompt.scope)
         answer = Answer(entry.status, entry.first_token_ns, self._clock.now, entry.output_tokens, content)
-        self._news.append((self._clock.now, view.number, 2, self._router.ended, (view, flight.instance, answer)))
+        self._desk.ended(view, flight.instance, answer)
         flight.ended.succeed()

@@ -9,7 +9,10 @@ import simpy
 
 from kvsim.clock import Clock
 from kvsim.cluster.views import Joined, Left, News
+from kvsim.handoff import Handoff
+from kvsim.results.records import RequestRecord
 from kvsim.trace.replay import Submit
+from kvsim.trace.session import Session, Turn
 
 UP, ABSENT, DRAINING, FAILED = "up", "absent", "draining", "failed"
 
@@ -19,6 +22,12 @@ class Member(Protocol):
 
     name: str
     submit: Submit
+
+    def serve(
+        self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
+    ) -> simpy.Event | tuple[str, str]:
+        """See `kvsim.instance.Instance.serve`."""
+        ...
 
     def kill(self) -> None:
         """It dies now."""
@@ -73,10 +82,12 @@ class Members:
         for alarm in self._alarms:
             self._clock.cancel(alarm)
 
-    def why_none(self) -> str:
-        """Why no instance takes turns now."""
-        counts = [(state, self.states.count(state)) for state in (DRAINING, FAILED, ABSENT)]
-        return f"no instance took requests ({', '.join(f'{count} {state}' for state, count in counts if count)})"
+    def why_none(self, pool: Sequence[int] | None = None, role: str = "") -> str:
+        """Why no instance (of a pool, which has a role) takes turns now."""
+        states = self.states if pool is None else [self.states[number] for number in pool]
+        counts = [(state, states.count(state)) for state in (DRAINING, FAILED, ABSENT)]
+        why = ", ".join(f"{count} {state}" for state, count in counts if count)
+        return f"no {role and role + ' '}instance took requests ({why})"
 
     def _join(self, number: int) -> None:
         if self.states[number] != DRAINING:

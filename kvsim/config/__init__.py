@@ -29,6 +29,7 @@ from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
 from kvsim.config.network import NetworkConfig
+from kvsim.config.remote import DecodeBenchConnectorConfig, MooncakeConnectorConfig, NixlConnectorConfig
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.store import MooncakeStoreConnectorConfig, StoreConfig
@@ -44,6 +45,7 @@ __all__ = [
     "CustomRouter",
     "CustomStepTime",
     "CustomTier",
+    "DecodeBenchConnectorConfig",
     "EngineConfig",
     "ExampleConnectorConfig",
     "ExampleTierConfig",
@@ -62,9 +64,11 @@ __all__ = [
     "LMCacheRemote",
     "MediumFaults",
     "ModelConfig",
+    "MooncakeConnectorConfig",
     "MooncakeStoreConnectorConfig",
     "MultiConnectorConfig",
     "NetworkConfig",
+    "NixlConnectorConfig",
     "NoConnector",
     "ObjTierConfig",
     "OffloadingConnectorConfig",

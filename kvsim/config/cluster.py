@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -20,6 +20,8 @@ SECTIONS = ("hardware", "engine", "connector", "step_time", "transfer")
 COMMON = frozenset({"seed", "trace", "model", "faults", "output", "python_path", "notes", "debug", "cluster"})
 """What it may not."""
 
+ROUTERS = ("router", "decode_router")
+
 Overrides = Annotated[dict[str, Any], Field(default_factory=dict)]
 
 
@@ -28,6 +30,9 @@ class InstanceGroup(Component):
 
     name: Name = Field(description="its instances are name-0, name-1, ...")
     count: Annotated[int, Field(ge=1, le=MOST_INSTANCES)] = Field(1, description="how many")
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both", description="prefill = prompts only, whose KV goes to an instance that decodes"
+    )
     hardware: Overrides = Field(description="keys of hardware that differ")
     engine: Overrides = Field(description="keys of engine that differ")
     connector: Overrides = Field(description="keys of connector that differ")
@@ -77,19 +82,22 @@ class ClusterConfig(Component):
         description="groups of instances that are alike"
     )
     router: RouterConfig = Field(default_factory=RoundRobinRouter, description="which instance a turn goes to")
+    decode_router: RouterConfig | None = Field(
+        None, description="which decode instance a turn goes to, router = which prefill instance; null = as router"
+    )
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="NICs and the fabric between them")
+    store: StoreConfig | None = Field(None, description="a store that all instances share; null = none")
     events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(as_tuple)] = Field(
         (), description="instances that join, drain or fail during the run"
     )
 
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="NICs and the fabric between instances")
-    store: StoreConfig | None = Field(None, description="a store that all instances share; null = none")
-
     @model_validator(mode="before")
     @classmethod
     def _router_by_name(cls, value: object) -> object:
-        if isinstance(value, dict) and isinstance(value.get("router"), str):
-            return {**value, "router": {"kind": value["router"]}}
-        return value
+        if not isinstance(value, dict):
+            return value
+        named = {key: {"kind": value[key]} for key in ROUTERS if isinstance(value.get(key), str)}
+        return {**value, **named}
 
     @model_validator(mode="after")
     def _fits(self) -> ClusterConfig:
@@ -109,14 +117,15 @@ class ClusterConfig(Component):
                 raise Misfit(
                     "events", f"instance {event.instance!r} is not in the cluster, expected one of {few}{hint}"
                 )
-        (_, at_start), *later = self._num_up()
-        if not at_start:
-            raise Misfit("events", "no instance takes requests at the start, expected one that need not join first")
-        if later and not later[-1][1]:
-            at = later[-1][0] / 1e9
-            raise Misfit(
-                "events", f"after {at:g} s no instance takes requests any more, expected one that stays or joins"
-            )
+        self._check_roles()
+        for role, names in self.pools.items():
+            (_, at_start), *later = self._num_up(names)
+            what = f"no {role + ' ' if self.is_split else ''}instance takes requests"
+            if not at_start:
+                raise Misfit("events", f"{what} at the start, expected one that need not join first")
+            if later and not later[-1][1]:
+                at = later[-1][0] / 1e9
+                raise Misfit("events", f"after {at:g} s {what} any more, expected one that stays or joins")
         return self
 
     @property
@@ -142,12 +151,37 @@ class ClusterConfig(Component):
         """Events as they happen; those of one moment in the order in which they are written."""
         return sorted(self.events, key=lambda event: event.at)
 
-    def _num_up(self) -> Iterator[tuple[int, int]]:
-        """(moment, instances that take requests from then on), the start first."""
-        states = dict.fromkeys(self.names, "up") | dict.fromkeys(self.absent, "absent")
+    @property
+    def is_split(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return any(group.role != "both" for group in self.instances)
+
+    @property
+    def pools(self) -> dict[str, list[str]]:
+        """Names of the instances of each role."""
+        found: dict[str, list[str]] = {}
+        for group in self.instances:
+            found.setdefault(group.role, []).extend(group.instances)
+        return found
+
+    def _check_roles(self) -> None:
+        if not self.is_split:
+            if self.decode_router is not None:
+                raise Misfit("decode_router", "expected none without instances of role prefill and decode")
+            return
+        for role in ("prefill", "decode"):
+            if role not in self.pools:
+                raise Misfit("instances", f"expected at least one of role {role} beside the others")
+        if "both" in self.pools:
+            name = next(group.name for group in self.instances if group.role == "both")
+            raise Misfit("instances", f"expected role prefill or decode for {name}, because others have one")
+
+    def _num_up(self, names: Collection[str]) -> Iterator[tuple[int, int]]:
+        """(moment, instances of these that take requests from then on), the start first."""
+        states = {name: "absent" if name in self.absent else "up" for name in names}
         up = sum(state == "up" for state in states.values())
         yield 0, up
-        for event in self.in_order:
+        for event in (event for event in self.in_order if event.instance in states):
             state = states[event.instance]
             after = _NEXT.get((state, event.action))
             if after is None:

@@ -10,6 +10,7 @@ from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy, as_tuple
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
+from kvsim.config.remote import DecodeBenchConnectorConfig, MooncakeConnectorConfig, NixlConnectorConfig
 from kvsim.config.store import MooncakeStoreConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
@@ -106,7 +107,9 @@ Part = Annotated[
     | Annotated[ExampleConnectorConfig, Tag("example")]
     | Annotated[LMCacheConnectorConfig, Tag("lmcache")]
     | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
-    | Annotated[MooncakeStoreConnectorConfig, Tag("mooncake_store")],
+    | Annotated[MooncakeStoreConnectorConfig, Tag("mooncake_store")]
+    | Annotated[NixlConnectorConfig, Tag("nixl")]
+    | Annotated[MooncakeConnectorConfig, Tag("mooncake")],
     BY_KIND,
 ]
 
@@ -143,6 +146,9 @@ Connector = Annotated[
     | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
     | Annotated[MooncakeStoreConnectorConfig, Tag("mooncake_store")]
     | Annotated[MultiConnectorConfig, Tag("multi")]
+    | Annotated[NixlConnectorConfig, Tag("nixl")]
+    | Annotated[MooncakeConnectorConfig, Tag("mooncake")]
+    | Annotated[DecodeBenchConnectorConfig, Tag("decode_bench")]
     | Annotated[CustomConnector, Tag(CUSTOM)],
     BY_KIND,
 ]

@@ -75,14 +75,16 @@ _OF_SERVER: tuple[Place, ...] = (
     (("connector", "eviction_policy"), ("connector", "eviction_policy_options"), POLICIES),
     (("step_time", "kind"), ("step_time", "options"), STEP_TIMES),
 )
-_ROUTER: Place = (("cluster", "router", "kind"), ("cluster", "router", "options"), ROUTERS)
+_ROUTERS: tuple[Place, ...] = tuple(
+    (("cluster", key, "kind"), ("cluster", key, "options"), ROUTERS) for key in ("router", "decode_router")
+)
 
 
 def class_paths(data: Mapping[str, Any]) -> list[Place]:
     """The places of a document at which a class of the user's stands."""
     groups = _at(data, ("cluster", "instances"))
     servers: list[Keys] = [(), *(("cluster", "instances", i) for i in range(_length(groups)))]
-    places = [_ROUTER]
+    places = list(_ROUTERS)
     for server in servers:
         tiers: list[Keys] = [
             ("connector", "tiers", i) for i in range(_length(_at(data, (*server, "connector", "tiers"))))

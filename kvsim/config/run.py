@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from kvsim.checked import Component, Misfit, check, components
-from kvsim.config.cluster import SECTIONS, ClusterConfig
+from kvsim.config.cluster import ROUTERS, SECTIONS, ClusterConfig
 from kvsim.config.connector import (
     Connector,
     NoConnector,
@@ -86,6 +86,8 @@ class RunConfig(Component):
                 "faults",
                 "expected those of clients only (aborts, client_timeout) in a cluster; cluster.events fail others",
             )
+        if self.cluster is not None and self.cluster.is_split and self.faults != FaultsConfig():
+            raise Misfit("faults", "expected none with prefill and decode instances; cluster.events fail them")
         if self.cluster is not None and self.trace.streaming_sessions:
             raise Misfit("cluster", "expected none with trace.streaming_sessions: their requests stay at one server")
         if (
@@ -147,8 +149,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         if isinstance(data.get("model"), str):
             data["model"] = {"name": data["model"]}
         cluster = data.get("cluster")
-        if isinstance(cluster, dict) and isinstance(cluster.get("router"), str):
-            cluster["router"] = {"kind": cluster["router"]}
+        if isinstance(cluster, dict):
+            cluster |= {key: {"kind": cluster[key]} for key in ROUTERS if isinstance(cluster.get(key), str)}
         _make_absolute(data, (), Path(path).parent)
     sources: dict[Keys, str] = {}
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
@@ -218,7 +220,7 @@ _OF_SERVER: tuple[Keys, ...] = (
 )
 _PATHS: tuple[Keys, ...] = (
     ("trace", "path"), ("python_path",), ("model",), ("model", "name"), *_OF_SERVER,
-    *(("cluster", "instances", "*", *keys) for keys in _OF_SERVER),
+    *(("cluster", "instances", "*", *keys) for keys in _OF_SERVER), ("cluster", "network", "nic"),
 )  # fmt: skip
 
 

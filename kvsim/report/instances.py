@@ -22,9 +22,13 @@ HEADER: tuple[str, ...] = ("Instance", "GPUs", *(title for title, _, _ in _COLUM
 def instance_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A row per instance under :data:`HEADER`; none if the run had no cluster."""
     return [
-        (each["name"], each["hardware"], *(_cell(each, path, unit) for _, path, unit in _COLUMNS), each["state"])
+        (each["name"], each["hardware"], *(_cell(each, path, unit) for _, path, unit in _COLUMNS), _state(each))
         for each in summary.get("instances", ())
     ]
+
+
+def _state(instance: Mapping[str, Any]) -> str:
+    return f"{instance['role']}, {instance['state']}" if "role" in instance else str(instance["state"])
 
 
 def _cell(summary: Mapping[str, Any], path: tuple[str, ...], unit: Unit) -> str:

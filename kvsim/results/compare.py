@@ -96,6 +96,21 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
 """What they show of clusters."""
 
 
+NETWORK_METRICS: tuple[Metric, ...] = (
+    Metric("Network", "Remote wait P50", ("network", "remote_wait_ms", "p50"), "ms", "lower"),
+    Metric("Network", "Remote wait P99", ("network", "remote_wait_ms", "p99"), "ms", "lower"),
+    Metric("Network", "Remote tokens", ("network", "remote_tokens"), "tokens"),
+    Metric("Network", "Decode's own hits", ("network", "decode_hit_tokens"), "tokens"),
+    Metric("Network", "Received", ("network", "received_bytes"), "bytes"),
+    Metric("Network", "Time of a transfer", ("network", "transfer_ms"), "ms", "lower"),
+    Metric("Network", "Rate of a transfer", ("network", "gb_per_s"), "gb_per_s", "higher"),
+    Metric("Network", "Busiest NICs, in", ("network", "busy_share"), "share"),
+    Metric("Network", "Failed transfers", ("network", "totals", "failed_transfers"), "count", "lower"),
+    Metric("Network", "Expired requests", ("network", "totals", "expired_requests"), "count", "lower"),
+)
+"""What they show where KV goes from instance to instance."""
+
+
 def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """What these runs have to show: :data:`METRICS` without tiers that no run has, and each secondary tier's own.
 
@@ -104,6 +119,7 @@ def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
     names = dict.fromkeys(name for summary in summaries for name in summary.get("secondary_tiers", {}))
     shown = [metric for metric in METRICS if is_shown(metric, summaries)]
     of_clusters = CLUSTER_METRICS if any("cluster" in summary for summary in summaries) else ()
+    of_clusters += NETWORK_METRICS if any("network" in summary for summary in summaries) else ()
     return [*shown, *of_clusters, *(metric for name in names for metric in _tier_metrics(name, summaries))]
 
 
@@ -129,7 +145,7 @@ def _tier_metrics(name: str, summaries: Sequence[Mapping[str, Any]]) -> list[Met
     return [metric for metric in metrics if any(metric.of(summary) is not None for summary in summaries)]
 
 
-METRIC: Mapping[str, Metric] = {metric.key: metric for metric in METRICS}
+METRIC: Mapping[str, Metric] = {metric.key: metric for metric in (*METRICS, *NETWORK_METRICS)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,7 +306,8 @@ def _idle_tier(summary: Summary) -> list[str]:
 
 def _uneven(summary: Summary) -> list[str]:
     busiest = summary.get("cluster", {}).get("busiest")
-    if busiest is None or busiest < UNEVEN_RATIO:
+    split = any("role" in each for each in summary.get("instances", ()))  # prefill and decode differ by their nature
+    if busiest is None or busiest < UNEVEN_RATIO or split:
         return []
     name = max(summary["instances"], key=lambda each: each["totals"]["gpu_busy_ns"])["name"]
     return [f"The GPUs of {name} were busy {busiest:.1f} times as long as those of the mean: the load is uneven."]

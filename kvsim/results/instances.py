@@ -24,6 +24,9 @@ class InstanceTables:
         state: at the end of the run: up, draining, failed, or absent if it never joined.
         series: see :data:`kvsim.results.summary.SERIES_COLUMNS`.
         tiers, tier_series: see :func:`kvsim.results.summary.summarize`.
+        role: both, prefill or decode.
+        network: see :class:`kvsim.results.records.NetworkTotals`; None = it uses none.
+        parts: of a prefill instance: a row for each turn that it has prefilled, which ends with the first token.
     """
 
     name: str
@@ -34,6 +37,9 @@ class InstanceTables:
     series: pd.DataFrame
     tiers: Sequence[Mapping[str, Any]]
     tier_series: pd.DataFrame | None = None
+    role: str = "both"
+    network: Mapping[str, int] | None = None
+    parts: pd.DataFrame | None = None
 
 
 def instances_frame(instances: Sequence[InstanceTables]) -> pd.DataFrame:
@@ -49,9 +55,15 @@ def summarize_instances(requests: pd.DataFrame, instances: Sequence[InstanceTabl
     of = requests.groupby("instance", sort=False).indices
     found = []
     for each in instances:
-        own = requests.iloc[of.get(each.name, [])]
+        own = requests.iloc[of.get(each.name, [])] if each.parts is None else each.parts
         head = {"name": each.name, "group": each.group, "hardware": each.hardware, "state": each.state}
+        if each.role != "both":
+            head["role"] = each.role
         found.append(head | summarize(own, each.totals, each.series, each.tiers, each.tier_series))
+        if each.role == "decode":
+            found[-1]["hit_rate"] |= dict.fromkeys(("local", "external", "total"))  # those are of prefill instances
+        if each.network is not None:
+            found[-1]["network"] = dict(each.network)
     return found
 
 

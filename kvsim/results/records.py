@@ -32,6 +32,11 @@ class RequestRecord:
     tenant: str = ""  # whose session it is, where there are several tenants
     rank: int = 0  # data-parallel rank that served it
     instance: str = ""  # of a cluster, that served it
+    # Where prefill and decode are apart; the hits above are those of the prefill instance then:
+    prefill_instance: str = ""
+    decode_hit_tokens: int = 0  # of the prompt, in the decode instance's own cache
+    remote_tokens: int = 0  # of the prompt, that the decode instance got from the prefill instance
+    remote_wait_ns: int = 0  # parked in the decode instance until they were there
 
 
 @dataclass(slots=True)
@@ -196,6 +201,34 @@ class FaultTotals:
 
 
 @dataclass(slots=True)
+class NetworkTotals:
+    """What one instance has moved over the network (see the fields' names for units); it outlives engines.
+
+    Transfers are counted where their KV goes; ``blocks_...`` in blocks of that side. Every block that was wanted is
+    received or failed when the run is over.
+    """
+
+    nics: int = 0
+    line_bytes_per_s: int = 0  # all NICs, each direction
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    failed_bytes: int = 0  # that it should have sent
+    busy_out_ns: int = 0
+    busy_in_ns: int = 0
+    handshakes: int = 0
+    failed_handshakes: int = 0
+    transfers: int = 0
+    failed_transfers: int = 0
+    transfer_ns: int = 0  # from submission to the last byte, over all transfers that arrived
+    blocks_wanted: int = 0
+    blocks_received: int = 0
+    blocks_failed: int = 0
+    expired_requests: int = 0  # whose KV nobody has read in time
+    late_notifications: int = 0  # of KV that had expired before it was read
+    blocks_freed_early: int = 0  # expired while somebody was reading them
+
+
+@dataclass(slots=True)
 class InstanceRecord:
     """What one instance of a cluster leaves behind; its requests name it."""
 
@@ -206,6 +239,9 @@ class InstanceRecord:
     totals: Totals
     tiers: list[TierTotals] = field(default_factory=list)
     state: str = "up"  # at the end
+    role: str = "both"  # or prefill, decode
+    network: NetworkTotals | None = None  # if it has one
+    parts: list[RequestRecord] | None = None  # of a prefill instance: its parts of the turns
 
 
 @dataclass(slots=True)

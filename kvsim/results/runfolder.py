@@ -26,6 +26,7 @@ from kvsim.results.instances import (
     summarize_cluster,
     summarize_instances,
 )
+from kvsim.results.network import summarize_network
 from kvsim.results.parquet import read_parquet, write_parquet
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest, summarize
 from kvsim.results.tiers import TIER_COLUMNS
@@ -206,6 +207,8 @@ class RunFolder:
         if instances:
             each = summarize_instances(requests, instances)
             measures |= {"cluster": summarize_cluster(router, each), "instances": each}
+            network = summarize_network(requests, each, measures["gpu"]["span_s"])
+            measures |= {} if network is None else {"network": network}
         instance_series = instances_frame(instances)
         summary = {
             "kind": KIND,

@@ -46,7 +46,7 @@ NAMES = "round_robin, random, least_requests, least_tokens, session_affinity, pr
             "{instances: [{name: a, size: 3}]}",
             (
                 "unknown key cluster.instances.0.size, expected in cluster.instances.0: name,"
-                " count, hardware, engine, connector, step_time, transfer"
+                " count, role, hardware, engine, connector, step_time, transfer"
             ),
         ),
         (
