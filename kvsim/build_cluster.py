@@ -131,6 +131,7 @@ class Cluster:
                 pools[1],
                 self._by_number,
                 self._scope,
+                pairs=any(member.plan.config.connector.kind == "p2p_nccl" for member in plan.members),
                 absent=absent,
                 happenings=happenings,
             )

@@ -46,12 +46,15 @@ from kvsim.load_failures import LoadFailurePolicy
 from kvsim.lockstep import Lockstep
 from kvsim.network_plan import REMOTE
 from kvsim.offload.ledger import Ledger
-from kvsim.offload.manager import PolicyFactory
+from kvsim.offload.manager import OffloadingManager, PolicyFactory
 from kvsim.offload.tiering import TieringManager
 from kvsim.registry import CONNECTORS, POLICIES
 from kvsim.resolve import Plan
+from kvsim.schedule_recorder import ScheduleRecorder
+from kvsim.schedule_tiers import TierFiles, TierRecorder
 from kvsim.scheduler import Scheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
+from kvsim.tiers.storage_tier import StorageTier
 from kvsim.witness import Witness, WitnessedWorker
 
 OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
@@ -101,6 +104,7 @@ class EngineBuilder:
             )
             for part in plan.parts
         ]
+        self.recorder: ScheduleRecorder | None = None  # of all copies, if they are to be exported
 
     def build(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
         """An engine, with everything that lives and dies with it."""
@@ -115,7 +119,7 @@ class EngineBuilder:
         gates, compiler = plan.gates.build(self._clock, plan.release)
         launches = LaunchQueue() if config.engine.async_scheduling else None
         scheduler = self._scheduler(kv, connector, gates)
-        worker, link = self._worker(connector, site, launches, kv)
+        worker, link = self._worker(connector, site, launches, kv, scheduler)
         tiers = self._tiers if self._store is None else [*self._tiers, self._store.tier]
         offload = Offload(connector, link, tiers) if connector is not None and link is not None else None
         books.attach(scheduler, offload, self._kv_events(kv, connector, books.rank))
@@ -123,6 +127,8 @@ class EngineBuilder:
         witness = self._witness
         if witness is not None:
             engine.observe(witness)
+        if self.recorder is not None:
+            engine.observe(self.recorder)
 
         def moved() -> None:
             if witness is not None:
@@ -151,10 +157,15 @@ class EngineBuilder:
         return connector
 
     def part_worker(
-        self, connector: KVConnector, site: Site, kv: AnyKVCacheManager, links: list[DuplexLink]
+        self,
+        connector: KVConnector,
+        site: Site,
+        kv: AnyKVCacheManager,
+        scheduler: Scheduler,
+        links: list[DuplexLink],
     ) -> tuple[ConnectorWorker, Moves, Alarm]:
         """Its worker side, what the books see of it, and what rings for it; its links are added."""
-        worker, link = self._worker(connector, site, None, kv)
+        worker, link = self._worker(connector, site, None, kv, scheduler)
         assert worker is not None
         assert link is not None
         links += self._links
@@ -356,7 +367,12 @@ class EngineBuilder:
         return None
 
     def _worker(
-        self, connector: KVConnector | None, site: Site, launches: LaunchQueue | None, kv: AnyKVCacheManager
+        self,
+        connector: KVConnector | None,
+        site: Site,
+        launches: LaunchQueue | None,
+        kv: AnyKVCacheManager,
+        scheduler: Scheduler,
     ) -> tuple[ConnectorWorker | None, Moves | None]:
         plan, self._witness = self._plan, None
         if connector is None:
@@ -367,7 +383,7 @@ class EngineBuilder:
             assert self._store is not None
             return self._store.worker(self._clock, self._compute, site.wake), self._store.traffic
         if isinstance(connector, MultiConnector):
-            return self._multi_worker(connector, site, kv)
+            return self._multi_worker(connector, site, kv, scheduler)
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)
         if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):
@@ -385,6 +401,8 @@ class EngineBuilder:
         wait = self._compute if behind and not is_simple else None
         self._copier = LinkCopier(link, copy_time(plan), bytes_per_block, wait)
         copier = self._faults.copier(self._copier)
+        if plan.exports_schedule:
+            copier = self._recorder(self._copier, kv, scheduler, loads_behind_forward=wait is not None)
         if launches is not None:
             copier = FencedCopier(copier, self._clock, launches, STORES_WAIT if is_simple else COPIES_WAIT)
         elif plan.config.debug and isinstance(kv, KVCacheManager) and not plan.speculation:  # drafts are overwritten
@@ -396,12 +414,42 @@ class EngineBuilder:
         return (worker if self._witness is None else WitnessedWorker(worker, self._witness)), link
 
     def _multi_worker(
-        self, connector: MultiConnector, site: Site, kv: AnyKVCacheManager
+        self, connector: MultiConnector, site: Site, kv: AnyKVCacheManager, scheduler: Scheduler
     ) -> tuple[ConnectorWorker, Moves]:
         workers, links = [], []
         for part, own in zip(self._parts, connector.parts, strict=True):
-            worker, link, alarm = part.part_worker(own, site, kv, self._links)
+            worker, link, alarm = part.part_worker(own, site, kv, scheduler, self._links)
             alarm.on_ring = site.wake
             workers.append(worker)
             links.append(link)
         return multi_worker(workers), Traffic(links)
+
+    def _recorder(
+        self, copier: LinkCopier, kv: AnyKVCacheManager, scheduler: Scheduler, *, loads_behind_forward: bool
+    ) -> ScheduleRecorder:
+        """Stands before the copier. Stores of SimpleCPUOffloadConnector are launched behind the step's own pass."""
+        plan, config = self._plan, self._plan.config.connector
+        is_simple = isinstance(config, SimpleCPUConnectorConfig)
+        assert isinstance(kv, KVCacheManager), "the config refuses KV cache groups"
+        recorder = self.recorder = ScheduleRecorder(
+            self._clock,
+            copier,
+            copier,
+            block_tokens=plan.sizes.block_tokens,
+            blocks_per_slot=config.block_size_factor if isinstance(config, OffloadingConnectorConfig) else 1,
+            block_bytes=plan.sizes.block_bytes,
+            tables=kv.tables,
+            behind={
+                "load": "this" if loads_behind_forward else "previous",
+                "store": "this" if is_simple else "previous",
+            },
+            has_requests=scheduler.has_unfinished,
+        )
+        if self._tiering is not None:
+            primary = self._tiering.primary
+            assert isinstance(primary, OffloadingManager), "only it knows one slot from another"
+            files = TierFiles()
+            for number, tier in enumerate(self._tiers):
+                assert isinstance(tier, StorageTier), "the config refuses other tiers"
+                tier.listener = TierRecorder(recorder, number, files, primary.slots)
+        return recorder

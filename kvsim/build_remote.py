@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from kvsim.config import MooncakeConnectorConfig, NixlConnectorConfig
+from kvsim.config import MooncakeConnectorConfig, NixlConnectorConfig, P2pNcclConnectorConfig
 from kvsim.connectors.alarm import Alarm
 from kvsim.connectors.base import KVConnector
 from kvsim.connectors.exchange import Exchange, KVShape, Port
 from kvsim.connectors.handshakes import Handshakes
 from kvsim.connectors.nixl import NixlConnector
 from kvsim.connectors.nixl_worker import NixlWorker
+from kvsim.connectors.p2p_nccl import P2pNcclConnector, P2pNcclWorker
 from kvsim.connectors.push_worker import MOONCAKE, NIXL_PUSH, RECEIVER_PATIENCE_NS, PushRules, PushWorker
 from kvsim.connectors.site import Site
 from kvsim.network import Endpoint, Nic
@@ -33,16 +34,23 @@ class Remote:
         self._plan, self._exchange, self._name = plan, exchange, name
         self.endpoint: Endpoint = exchange.fabric.endpoint(name, nic, nics)
         self.totals = NetworkTotals()
-        self._parts: list[NixlConnector | NixlWorker] = []  # of the engine built last
+        self._port: Port | None = None
+        self._parts: list[NixlConnector | NixlWorker | P2pNcclWorker] = []  # of the engine built last
 
     def connector(self, site: Site) -> KVConnector:
         """The scheduler side of a new engine; it brings its worker side."""
         plan, config = self._plan, self._plan.config.connector
-        assert isinstance(config, NixlConnectorConfig | MooncakeConnectorConfig)
         sizes, clock, exchange = plan.sizes, self._exchange.clock, self._exchange
         piece = sizes.block_bytes // regions(plan.config, plan.model, sizes.groups.layers)
         shape = KVShape(sizes.block_tokens, sizes.gpu_block_bytes, max(1, piece))
         port = Port(self._name, self.endpoint, self.totals, shape)
+        self._port = port
+        if isinstance(config, P2pNcclConnectorConfig):
+            sender = P2pNcclWorker(port, exchange, sizes.groups.layers, site.wake)
+            exchange.join(sender)
+            self._parts = [sender]
+            return P2pNcclConnector(sender)
+        assert isinstance(config, NixlConnectorConfig | MooncakeConnectorConfig)
         handshakes = Handshakes(exchange, config.handshake, self.totals)
         rules: PushRules | None
         if isinstance(config, MooncakeConnectorConfig):
@@ -77,11 +85,16 @@ class Remote:
         self._parts = [connector, worker]
         return connector
 
+    @property
+    def engine_id(self) -> str:
+        """Of the engine built last."""
+        return "" if self._port is None else self._port.engine_id
+
     def lose(self) -> None:
         """The engine built last has died."""
         for part in self._parts:
             part.close()
-            if isinstance(part, NixlWorker):
+            if not isinstance(part, NixlConnector):
                 self._exchange.leave(part)
 
     def settle(self) -> NetworkTotals:

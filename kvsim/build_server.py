@@ -74,7 +74,7 @@ class Server:
         may_die: bool = False,
         remote: Remote | None = None,
     ) -> None:
-        self.name, self.plan, self.record = name, plan, record
+        self.name, self.plan, self.record, self._remote = name, plan, record, remote
         self._clock, self._block_ids, self._on_death, self._store = clock, block_ids, on_death, store
         instant = plan.config.transfer.kind == "instant"
         self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
@@ -105,6 +105,11 @@ class Server:
         """See `Instance.serve`; it has one rank."""
         return self.ranks[0].serve(entry, session, turn, handoff)
 
+    @property
+    def engine_id(self) -> str:
+        """Of its engine, as others in the network know it; empty = they don't."""
+        return "" if self._remote is None else self._remote.engine_id
+
     # -- life and death
     @property
     def is_dead(self) -> bool:
@@ -116,10 +121,12 @@ class Server:
         self._engine.kill()
 
     def restart(self, *, starts_up: bool = False) -> None:
-        """A new engine takes over, with empty memory; it has one rank.
+        """A new engine takes over, with empty memory. Several ranks are never killed and stay as they are.
 
         ``starts_up``: it has to prepare its host's memory first, as at the beginning of a run.
         """
+        if len(self.ranks) > 1:
+            return
         if self._store is not None:
             self._store.join()
         engine = self.ranks[0].engine = self._start_engine(self.books[0])
@@ -138,6 +145,8 @@ class Server:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
                 idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
                 scheduler.check(at_end=idle)
+        if self._builder.recorder is not None:
+            self.record.schedule = self._builder.recorder.steps()
 
     # -- inside
     def _build(self, reception: Reception, clients: Clients | None) -> None:

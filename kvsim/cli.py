@@ -63,10 +63,35 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if there is one.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Check all invariants after every step (slow).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    export_schedule: Annotated[
+        Path | None,
+        typer.Option(
+            "--export-schedule",
+            metavar="FILE",
+            help="Write every KV copy with its blocks to FILE, .jsonl or .jsonl.gz (see traces/SCHEDULE.md).",
+        ),
+    ] = None,
+    schedule_from: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Export steps from this moment on, such as 10s.")
+    ] = None,
+    schedule_until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Export steps before this moment, such as 60s.")
+    ] = None,
+    schedule_request: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Export copies of this request, and of what it reads; repeatable."),
+    ] = None,
+    schedule_max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Export steps until so much is copied, such as 20GB.")
+    ] = None,
 ) -> None:
-    """Simulate one vLLM server on a trace and write a run folder with tables, plots and a report."""
+    """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
     from kvsim.config import load_config
+    from kvsim.schedule_export import ScheduleExport
 
+    export = ScheduleExport.from_options(
+        export_schedule, schedule_from, schedule_until, schedule_request, schedule_max_bytes
+    )
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     from kvsim.copy_plan import ASSUMED
     from kvsim.report.tables import instances_table, summary_table
@@ -75,11 +100,12 @@ def run(
     target = output or settings.output_folder
     with progress("simulating", "requests") as report:
         try:
-            saved = run_and_save(settings, target, overwrite=overwrite, progress=report)
+            saved = run_and_save(settings, target, overwrite=overwrite, progress=report, export=export)
         except ConfigError as error:
             raise UserError(f"{config}: {error}") from None
     if as_json:
-        print_json({"folder": str(target), **saved.summary})
+        wanted = {} if export is None else {"schedule": str(export.path)}
+        print_json({"folder": str(target), **wanted, **saved.summary})
         return
     console = output_console()
     assumed = 0
@@ -98,6 +124,8 @@ def run(
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
     console.print(f"report {target / 'report.html'}", highlight=False, soft_wrap=True)
+    if export is not None:
+        console.print(f"schedule {export.path}", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: kvsim compare runs/none runs/lru runs/arc -o runs/comparison")

@@ -11,6 +11,7 @@ from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import hears_kv_events
 from kvsim.network_plan import REMOTE, NetworkPlan, kinds_of, plan_network
 from kvsim.resolve import Plan, resolve
+from kvsim.schedule_export import OPTION
 from kvsim.store_plan import StoreLayout, check_one_layout, store_connector
 from kvsim.trace.session import Trace
 
@@ -73,14 +74,16 @@ class ClusterPlan:
         return _together(self.config, plans)
 
 
-def resolve_run(config: RunConfig, trace: Trace) -> Plan | ClusterPlan:
+def resolve_run(config: RunConfig, trace: Trace, *, exports_schedule: bool = False) -> Plan | ClusterPlan:
     """See `kvsim.resolve.resolve`; of a cluster, every group is resolved.
 
     Raises:
         ConfigError: what does not fit; it names the group.
     """
     if config.cluster is None:
-        return resolve(config, trace)
+        return resolve(config, trace, exports_schedule=exports_schedule)
+    if exports_schedule:
+        raise UserError(f"{OPTION}: cluster: expected none: a schedule is that of one server")
     plans: dict[str, Plan] = {}
     for number, group in enumerate(config.cluster.instances):
         try:
@@ -139,10 +142,10 @@ def _check_split(config: RunConfig, plans: dict[str, Plan]) -> None:
                 f"cluster.instances: {prefill} has connector {kinds[0]} and {decode} has {kinds[1]}, expected the same"
             )
         ours, theirs = (plans[name].sizes.block_tokens for name in (decode, prefill))
-        if kinds[0] == "mooncake" and ours != theirs:
+        if kinds[0] in {"mooncake", "p2p_nccl"} and ours != theirs:
             raise ConfigError(
                 f"cluster.instances: blocks of {decode} have {ours} tokens, expected the {theirs} of {prefill} with"
-                " connector mooncake"
+                f" connector {kinds[0]}"
             )
         if ours % theirs:
             raise ConfigError(

@@ -61,7 +61,7 @@ class CohortScheduler(Scheduler):
         connector = self.connector
         if isinstance(connector, RunOffloadingConnector) and not isinstance(connector, OffloadingConnector023):
             # (0.23.0's lookups touch what they find, so leaving one out changes what the next one leaves behind.)
-            self._memory = WaitingMemory(self.kv.pool, connector, self.num_reserved_blocks)
+            self._memory = WaitingMemory(self.kv.pool, connector)
             self._refusal = Refusal(self.kv.pool, connector, enabled=False)  # type: ignore[arg-type]
 
     # -- requests in and out

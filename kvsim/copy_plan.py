@@ -184,3 +184,11 @@ def plan_copies(
         tuple(notes),
         pieces.cautions,
     )
+
+
+def link_cautions(link: LinkProfile) -> tuple[str, ...]:
+    """What is questionable about a link profile as a whole."""
+    if link.kind != "host":
+        return ()
+    without = f"Link profile {link.name} ({link.device}) was measured with copies by CPU threads, no GPU"
+    return (f"{without}: its times say nothing about a GPU. It is only for checking the method.",)

@@ -19,8 +19,12 @@ from kvsim.registry import ROUTERS
 MODELLED_POLICIES = frozenset({"lru", "arc"})
 
 
-def choose_fast(config: RunConfig, groups: KVGroups, gates: GatePlan) -> tuple[bool, str]:
+def choose_fast(
+    config: RunConfig, groups: KVGroups, gates: GatePlan, *, exports_schedule: bool = False
+) -> tuple[bool, str]:
     """Whether the fast engine runs this, and a note that says so.
+
+    ``exports_schedule``: every copy is wanted with its blocks, of which the fast engine knows no ids.
 
     Raises:
         UserError: ``engine.kind: fast`` with something that only the reference engine does.
@@ -29,6 +33,8 @@ def choose_fast(config: RunConfig, groups: KVGroups, gates: GatePlan) -> tuple[b
     if kind == "reference":
         return False, "reference engine: every step is executed"
     obstacles = needs_reference(config, groups, gates)
+    if exports_schedule:
+        obstacles.append("--export-schedule (the fast engine has no block ids)")
     if not obstacles:
         return True, "fast engine: quiet steps are jumped over, same results as the reference engine"
     if kind == "fast":

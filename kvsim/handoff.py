@@ -34,9 +34,11 @@ class Handoff:
         remote: of the decode part: where its prompt's KV is, as the prefill's answer said.
         is_open: of the decode part: nobody has asked for the remote KV so far (do_remote_prefill is still true).
         answer: of the prefill part, when it has ended: what its engine keeps for the decode part.
+        target: of the prefill part: the engine that will decode, if it was chosen before.
     """
 
     role: Literal["prefill", "decode"]
     remote: RemoteBlocks | None = None
     is_open: bool = True
     answer: RemoteBlocks | None = None
+    target: str = ""

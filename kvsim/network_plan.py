@@ -19,7 +19,7 @@ from kvsim.network import PPM, Nic
 from kvsim.nics import load_nic
 from kvsim.steptime.spec import ModelSpec
 
-REMOTE = ("nixl", "mooncake")  # connectors that hand KV over
+REMOTE = ("nixl", "mooncake", "p2p_nccl")  # connectors that hand KV over
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,11 @@ def check_remote(config: RunConfig, groups: KVGroups, *, is_part: bool = False) 
         return
     if not is_split:
         raise UserError(f"connector.kind: {kind}: expected a cluster with instances of role prefill and decode")
+    if kind == "p2p_nccl" and config.engine.vllm_version != "0.23.0":
+        raise UserError(
+            f"connector.kind: p2p_nccl: vLLM {config.engine.vllm_version} has no P2pNcclConnector, expected"
+            " engine.vllm_version 0.23.0"
+        )
     if groups.specs:
         raise UserError(
             f"connector.kind: {kind}: not simulated with the {len(groups.specs)} KV groups of {config.model.name};"

@@ -277,6 +277,11 @@ CONNECTORS.register(
     "vLLM's MooncakeConnector: as nixl, but prefill instances write, neighbouring blocks at once",
 )
 CONNECTORS.register(
+    "p2p_nccl",
+    "kvsim.connectors.p2p_nccl:P2pNcclConnector",
+    "vLLM 0.23.0's P2pNcclConnector: KV from prefill to decode, layer by layer, both wait for it",
+)
+CONNECTORS.register(
     "decode_bench",
     "kvsim.connectors.decode_bench:DecodeBenchConnector",
     "vLLM's DecodeBenchConnector: every prompt but its last token is there at once",

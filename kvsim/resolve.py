@@ -16,7 +16,7 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     RunConfig,
 )
-from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, plan_copies
+from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, link_cautions, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import choose_fast
 from kvsim.gate_plan import GatePlan, plan_gates
@@ -104,6 +104,7 @@ class Plan:
     gates: GatePlan
     parts: tuple[Plan, ...]  # of a MultiConnector's connectors, each as if it were alone
     fast: bool  # whether the fast engine runs it
+    exports_schedule: bool  # every copy is recorded with its blocks
     notes: tuple[str, ...]  # the first one says which engine, and why
     cautions: tuple[str, ...]
 
@@ -148,19 +149,21 @@ def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
     return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*config.notes, *trace.notes, note))
 
 
-def resolve(config: RunConfig, trace: Trace) -> Plan:
+def resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool = False) -> Plan:
     """Look up model, GPU and link, and fill in vLLM's defaults.
+
+    ``exports_schedule``: all copies are to be recorded (see `kvsim.schedule_plan`).
 
     Raises:
         ConfigError: unknown names, weights that do not fit, limits that contradict each other.
     """
     try:
-        return _resolve(config, trace)
+        return _resolve(config, trace, exports_schedule=exports_schedule)
     except UserError as error:
         raise ConfigError(str(error)) from None
 
 
-def _resolve(config: RunConfig, trace: Trace, *, is_part: bool = False) -> Plan:
+def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part: bool = False) -> Plan:
     tp = config.hardware.tensor_parallel_size
     with _at("model.name"):
         model = load_model(config.model.name, config.model.kv_cache_dtype)
@@ -190,7 +193,7 @@ def _resolve(config: RunConfig, trace: Trace, *, is_part: bool = False) -> Plan:
     _check_faults(config, sizes)
     check_ranks(config, model)
     check_remote(config, sizes.groups, is_part=is_part)
-    fast, engine_note = choose_fast(config, sizes.groups, gates)
+    fast, engine_note = choose_fast(config, sizes.groups, gates, exports_schedule=exports_schedule)
     parts = _parts(config, trace)
     plan = Plan(
         config=config,
@@ -210,6 +213,7 @@ def _resolve(config: RunConfig, trace: Trace, *, is_part: bool = False) -> Plan:
         gates=gates,
         parts=parts,
         fast=fast,
+        exports_schedule=exports_schedule,
         notes=(
             engine_note,
             *config.notes,
@@ -229,6 +233,7 @@ def _resolve(config: RunConfig, trace: Trace, *, is_part: bool = False) -> Plan:
         ),
         cautions=(
             *_cautions(config, model, gpu, limits, sizes),
+            *link_cautions(link),
             *copies.cautions,
             *cautions_of(config, tp),
             *host.cautions,
@@ -244,7 +249,14 @@ def _parts(config: RunConfig, trace: Trace) -> tuple[Plan, ...]:
     found: list[Plan] = []
     for number, part in enumerate(config.connector.connectors):
         try:
-            found.append(_resolve(config.model_copy(update={"connector": part, "debug": False}), trace, is_part=True))
+            found.append(
+                _resolve(
+                    config.model_copy(update={"connector": part, "debug": False}),
+                    trace,
+                    exports_schedule=False,
+                    is_part=True,
+                )
+            )
         except UserError as error:
             place = f"connector.connectors.{number}"
             text = str(error)

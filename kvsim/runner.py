@@ -21,24 +21,35 @@ from kvsim.report.style import as_png
 from kvsim.resolve import Plan, read_trace_of
 from kvsim.results.instances import InstanceTables
 from kvsim.results.records import InstanceRecord, RequestRecord, RunRecord, Sample, as_row
-from kvsim.results.runfolder import Run, RunFolder
-from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS
+from kvsim.results.runfolder import OWN_NAMES, Run, RunFolder
+from kvsim.results.schedule import write_schedule
+from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS, digest
 from kvsim.results.tiers import TIER_COLUMNS
+from kvsim.schedule_export import ScheduleExport
+from kvsim.schedule_plan import check_exportable, note_of, schedule_of
 
 Progress = Callable[[int, int], None]
 COMPARISON_FILES = {"overlay.png", "report.html"}
 
 
 def simulate(
-    config: RunConfig, progress: Progress | None = None, kv_events: TextIO | None = None
+    config: RunConfig,
+    progress: Progress | None = None,
+    kv_events: TextIO | None = None,
+    *,
+    exports_schedule: bool = False,
 ) -> tuple[Plan | ClusterPlan, RunRecord]:
     """Run a config in memory; KV events, if wanted, go to a file line by line.
+
+    ``exports_schedule``: the record is to have all copies.
 
     Raises:
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
     with rarely_collected():
-        plan = resolve_run(config, read_trace_of(config))
+        plan = resolve_run(config, read_trace_of(config), exports_schedule=exports_schedule)
+        if exports_schedule and isinstance(plan, Plan):
+            check_exportable(plan)
         try:
             return plan, Simulation(plan, progress, kv_events).run()
         except InexactError as error:
@@ -48,27 +59,47 @@ def simulate(
         return plan, Simulation(plan, progress, kv_events).run()
 
 
-def run_and_save(config: RunConfig, folder: Path, *, overwrite: bool = False, progress: Progress | None = None) -> Run:
-    """Run a config and write its run folder, which appears whole or not at all."""
+def run_and_save(
+    config: RunConfig,
+    folder: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    export: ScheduleExport | None = None,
+) -> Run:
+    """Run a config and write its run folder, which appears whole or not at all.
+
+    ``export``: the schedule of its copies is wanted too.
+    """
+    if export is not None:
+        export.check(folder, OWN_NAMES, overwrite=overwrite)
     with RunFolder.create(folder, overwrite=overwrite) as target:
         with target.kv_events() if config.output.kv_events else nullcontext() as kv_events:
-            plan, record = simulate(config, progress, kv_events)
+            plan, record = simulate(config, progress, kv_events, exports_schedule=export is not None)
+        requests, notes = requests_frame(record), record.notes
+        schedule = None
+        if export is not None and record.schedule is not None and isinstance(plan, Plan):
+            schedule = schedule_of(plan, record.schedule, digest(requests), export)
+            notes = [*notes, note_of(schedule)]
         run = target.write(
-            requests=requests_frame(record),
+            requests=requests,
             series=series_frame(record),
             totals=totals_row(record),
             tiers=[as_row(tier) for tier in record.tiers],
             tier_series=tiers_frame(record),
             config_text=dump_config(plan.config),
-            notes=record.notes,
+            notes=notes,
             cautions=record.cautions,
             info=_info(plan),
             router=_routers(config.cluster),
-            instances=[_tables_of(instance) for instance in record.instances],
+            instances=instance_tables(record),
         )
         if config.output.plots:
             save_plots(run, target.plots)
         write_report(run, target.report, plots=target.plots if config.output.plots else None)
+        if export is not None and schedule is not None:
+            inside = export.path.absolute().parent == folder.absolute()
+            write_schedule(target.path / export.path.name if inside else export.path, schedule)
     return run
 
 
@@ -107,6 +138,11 @@ def series_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
 def tiers_frame(record: RunRecord | InstanceRecord) -> pd.DataFrame:
     """One row per sample and secondary tier."""
     return _frame([state for sample in record.series.samples for state in sample.tiers], list(TIER_COLUMNS))
+
+
+def instance_tables(record: RunRecord) -> list[InstanceTables]:
+    """The tables of each instance of a cluster."""
+    return [_tables_of(instance) for instance in record.instances]
 
 
 def _tables_of(instance: InstanceRecord) -> InstanceTables:

@@ -147,14 +147,22 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
     extra = value.get("kv_connector_extra_config") or {}
     if not isinstance(extra, Mapping):
         raise UserError(f"kv_connector_extra_config: expected a JSON object, found {show(extra)}")
-    silent = [key for key in ("engine_id", "kv_buffer_device", "kv_port", "enable_permute_local_kv") if key in value]
+    silent = [key for key in ("engine_id", "kv_port", "enable_permute_local_kv") if key in value]
     if role != "kv_both":
         silent.append(f"kv_role ({role} stores and loads as kv_both does, with this connector)")
     connectors[name](Extra(extra, out, silent, version))
+    _buffer_device(value.get("kv_buffer_device"), out, silent)
     _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
     if silent:
         out.notes.append(f"from vLLM's {name} config, without effect in a simulation: {', '.join(silent)}")
     return out
+
+
+def _buffer_device(device: object, out: Translation, silent: list[str]) -> None:
+    if device is not None and out.connector["kind"] != "nixl":
+        silent.append("kv_buffer_device")
+    elif device is not None:
+        out.connector["kv_buffer_device"] = device
 
 
 def _load_failure_policy(policy: object, out: Translation) -> None:

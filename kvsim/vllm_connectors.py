@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kvsim.checked import closest, show
@@ -249,6 +250,43 @@ def _lmcache_mp(extra: Extra) -> None:
     extra.end()
 
 
+def _nixl(extra: Extra, mode: str = "pull") -> None:
+    """NixlConnector, NixlPullConnector, NixlPushConnector: nixl/base_scheduler.py, nixl/base_worker.py."""
+    section = extra.out.connector
+    section["kind"] = "nixl"
+    if mode == "push":
+        section["mode"] = mode
+    lease = extra.take("kv_lease_duration")
+    if lease is not None:
+        section["kv_lease_duration"] = f"{extra.number('kv_lease_duration', lease):g}s"
+    if extra.truth("bidirectional_kv_xfer", default=False):
+        raise UserError(f"{extra.name}.bidirectional_kv_xfer: true: is not simulated, expected false")
+    # Of bidirectional transfers only; of the push side's watchdog, which only forgets; of agents and threads.
+    extra.ignore("kv_recompute_threshold", "decoder_kv_blocks_ttl", "push_registration_timeout", "backends")
+    extra.ignore("num_threads", "enforce_handshake_compat", "engine_ttl")
+    extra.end()
+
+
+def _mooncake(extra: Extra) -> None:
+    """MooncakeConnector: mooncake/mooncake_connector.py."""
+    section = extra.out.connector
+    section["kind"] = "mooncake"
+    workers = extra.whole("num_workers", 1)
+    if workers is not None:
+        section["num_workers"] = workers
+    extra.refuse("mooncake_protocol", "is not simulated, expected rdma", unless=("rdma",))
+    extra.ignore("device_name", "bootstrap_server_address")
+    extra.out.notes.append("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT of the environment is not read: abort_request_timeout")
+    extra.end()
+
+
+def _decode_bench(extra: Extra) -> None:
+    """DecodeBenchConnector: decode_bench_connector.py."""
+    extra.out.connector["kind"] = "decode_bench"
+    extra.ignore("fill_mean", "fill_std", "startup_fill")
+    extra.end()
+
+
 def translations() -> dict[str, Callable[[Extra], None]]:
     """By vLLM's name, those that can be simulated."""
     known: dict[str, tuple[str, Callable[[Extra], None]]] = {
@@ -257,6 +295,11 @@ def translations() -> dict[str, Callable[[Extra], None]]:
         "LMCacheConnectorV1": ("lmcache", _lmcache),
         "LMCacheMPConnector": ("lmcache_mp", _lmcache_mp),
         "ExampleConnector": ("example", _example),
+        "NixlConnector": ("nixl", _nixl),
+        "NixlPullConnector": ("nixl", _nixl),
+        "NixlPushConnector": ("nixl", partial(_nixl, mode="push")),
+        "MooncakeConnector": ("mooncake", _mooncake),
+        "DecodeBenchConnector": ("decode_bench", _decode_bench),
     }
     return {name: function for name, (kind, function) in known.items() if kind in CONNECTORS.names()}
 

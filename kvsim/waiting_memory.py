@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvsim.connectors.offloading_runs import RunOffloadingConnector
@@ -32,13 +32,11 @@ class _Answer(Finding):
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A request that found no room, and how much there was."""
+    """A request that found no room, and when."""
 
     request: Request
     answer: _Answer
     release_epoch: int
-    num_free: int
-    num_available: int  # without what is reserved
 
 
 class WaitingMemory:
@@ -47,15 +45,14 @@ class WaitingMemory:
     A lookup's answer is known while nothing has changed in the segments that it has looked at: on the GPU, in CPU
     memory, in the tiers behind it, or in what is being loaded. Remembered are lookups without effects only
     (`KVConnector.num_lookup_effects`). A request that found no room is refused again unless blocks were freed or hit
-    meanwhile.
+    meanwhile: a prefill that takes what is reserved for it leaves as much less to others as before.
 
     Args:
         connector: one whose lookups do not touch what they find.
-        num_reserved: blocks that loads must leave to others, now.
     """
 
-    def __init__(self, pool: ExtentPool, connector: RunOffloadingConnector, num_reserved: Callable[[], int]) -> None:
-        self._pool, self._connector, self._num_reserved = pool, connector, num_reserved
+    def __init__(self, pool: ExtentPool, connector: RunOffloadingConnector) -> None:
+        self._pool, self._connector = pool, connector
         self._chunk_changes = connector.lookup_changes
         self._deferred: dict[Request, _Answer] = {}  # told to ask again
         self._refused: _Refused | None = None
@@ -113,13 +110,7 @@ class WaitingMemory:
         return self._refused.answer.hit
 
     def _holds(self, refused: _Refused) -> bool:
-        pool = self._pool
-        return (
-            refused.release_epoch == pool.release_epoch
-            and refused.num_free >= pool.num_free
-            and self._is_true(refused.answer)
-            and refused.num_available >= pool.num_free - self._num_reserved()
-        )
+        return refused.release_epoch == self._pool.release_epoch and self._is_true(refused.answer)
 
     def begin_lookup(self) -> None:
         """A request is about to be looked up, and perhaps admitted."""
@@ -134,12 +125,10 @@ class WaitingMemory:
 
     def refuse(self, request: Request, hit: Segments | None) -> None:
         """It found no room as a whole, or none for its load. ``hit``: None if it was not looked up."""
-        pool = self._pool
-        if self._effects != self._num_effects():
+        if self._effects == self._num_effects():
+            self._refused = _Refused(request, self._answer(request, hit), self._pool.release_epoch)
+        else:
             self._is_idle = False
-            return
-        available = pool.num_free - self._num_reserved()
-        self._refused = _Refused(request, self._answer(request, hit), pool.release_epoch, pool.num_free, available)
 
     def forget(self, request: Request) -> None:
         """It waits no more, or has changed."""

@@ -60,11 +60,15 @@ def random_cluster(seed: int, **router: Any) -> ClusterWorld:
         slow = {"kind": "fixed", "per_step": "2ms", "per_token": "1us"}
         groups.append({"name": "c", "step_time": slow, "connector": {"kind": "none"}})
     names = [f"{group['name']}-{number}" for group in groups for number in range(group.get("count", 1))]
-    data["cluster"] = {"instances": groups, "router": router or rng.choice(ROUTERS), "events": _events(rng, names)}
+    data["cluster"] = {
+        "instances": groups,
+        "router": router or rng.choice(ROUTERS),
+        "events": random_events(rng, names),
+    }
     return ClusterWorld(seed, world.trace, RunConfig.model_validate(data))
 
 
-def _events(rng: random.Random, names: list[str]) -> list[dict[str, Any]]:
+def random_events(rng: random.Random, names: list[str]) -> list[dict[str, Any]]:
     """The first instance stays, or is away for a moment; others come and go."""
     found: list[dict[str, Any]] = []
     for number, name in enumerate(names):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvsim.results.schedule import read_schedule
 from kvsim.trace.generate import GeneratorParameters, write_trace
 
 REPO = Path(__file__).resolve().parent.parent
@@ -79,6 +80,26 @@ def test_same_bytes_in_another_process(workplace: Path, first_run: subprocess.Co
     assert json.loads(again.stdout)["digest"] == digest
 
 
+def test_a_schedule_is_exported(workplace: Path, first_run: subprocess.CompletedProcess[str]) -> None:
+    """Beside the run its copies are written, the run itself is the same, and part of it can be had."""
+    assert first_run.returncode == 0
+    words = ("run", "run.yaml", "--set", "output.plots=false", "--overwrite")
+    done = kvsim(*words, "-o", "exported", "--export-schedule", "s.jsonl.gz", cwd=workplace)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "because of --export-schedule" in done.stdout
+    assert "exported schedule: " in done.stdout
+    assert done.stdout.splitlines()[-1] == "schedule s.jsonl.gz"
+    schedule = read_schedule(workplace / "s.jsonl.gz")
+    assert schedule.header.digest == json.loads((workplace / "first" / "summary.json").read_text())["digest"]
+    part = ("--export-schedule", "part.jsonl", "--schedule-from", "1s", "--schedule-until", "1min", "--json")
+    done = kvsim(*words, "-o", "exported", *part, "--schedule-max-bytes", "20GB", cwd=workplace)
+    assert json.loads(done.stdout)["schedule"] == "part.jsonl"
+    found = read_schedule(workplace / "part.jsonl")
+    assert found.header.filter is not None
+    assert 0 < found.bytes <= 20 * 10**9
+    assert all(10**9 <= step.start_ns < 60 * 10**9 for step in found.steps)
+
+
 def test_debug_changes_nothing(workplace: Path) -> None:
     """--debug checks every invariant at every step and gives the same digest."""
     words = ("run", "run.yaml", "-o", "debug", "--debug", "--json", "--set", "trace.max_sessions=1")
@@ -121,6 +142,13 @@ def test_compare(workplace: Path, first_run: subprocess.CompletedProcess[str]) -
         (("run", "run.yaml", "--set", "connector.cpu_bytes_to_use=1KiB"), "room for at least one"),
         (("run", "run.yaml", "--set", "engine.enable_chunked_prefill=false",
           "--set", "engine.max_num_batched_tokens=512"), "max_model_len (131072)"),
+        (("run", "run.yaml", "--export-schedule", "s.txt"), "s.txt: expected a schedule's name that ends in .jsonl"),
+        (("run", "run.yaml", "--export-schedule", "no/s.jsonl"), "no/s.jsonl: cannot be written: there is no folder"),
+        (("run", "run.yaml", "--schedule-from", "1s"), "--schedule-from: expected --export-schedule beside it"),
+        (("run", "run.yaml", "--export-schedule", "s.jsonl", "--schedule-max-bytes", "9"), "a size with its unit"),
+        (("run", "run.yaml", "--export-schedule", "s.jsonl", "--set", "connector.kind=none"), "nothing is copied"),
+        (("run", "run.yaml", "--export-schedule", "s.jsonl", "--set", "engine.kind=fast"), "has no block ids"),
+        (("run", "run.yaml", "--export-schedule", "s.jsonl", "--schedule-request", "me"), "request 'me' has no job"),
         (("compare", "run.yaml", "run.yaml"), "run.yaml"),
         (("compare", "absent", "absent"), "absent"),
     ],

@@ -259,7 +259,7 @@ def test_an_unknown_link_names_the_closest(tmp_path: Path) -> None:
         ("      4KiB: [4", "      4K: [4", ":15: h2d.grid.gb_per_s.4K: expected a size with its unit"),
         ("  grid:", "  gird:", ":11: unknown key h2d.gird, did you mean grid? (in h2d)"),
         ("  per_descriptor: {value: null, assumed: 500ns, source: by hand}\n", "", "d2h.grid: expected"),
-        ("kind: measured", "kind: guessed", ":2: kind: expected one of shipped, measured, found 'guessed'"),
+        ("kind: measured", "kind: guessed", ":2: kind: expected one of shipped, measured, host, found 'guessed'"),
         ("2026-11-29", "29.11.2026", ":5: date: expected a date such as 2026-11-29, found '29.11.2026'"),
         ("value: 1.05", "value: 0.9", ":25: compute_slowdown.value: expected at least 1, found 0.9"),
         ("numa: none\n", "", ": numa is missing"),

@@ -254,3 +254,17 @@ def test_failing_copies_and_groups_are_refused() -> None:
         update={"engine": settings.engine.model_copy(update={"disable_hybrid_kv_cache_manager": True})}
     )
     assert not resolve(one, builder.build()).sizes.groups.specs
+
+
+def test_a_profile_of_host_copies_is_questioned(tmp_path: Path) -> None:
+    """A link that was measured with CPU threads can be used, and every run with it says that it is no GPU."""
+    host = load_link("pcie5-h100").model_copy(update={"name": "this-host", "kind": "host", "device": "Xeon, 2 cores"})
+    path = tmp_path / "host.profile.yaml"
+    path.write_text(dump_link(host))
+    assert load_link(path).kind == "host"
+    with_it = plan("llama-3.1-8b", hardware={"gpu": "h100-sxm", "link": str(path)}, connector=cpu("64GiB"))
+    assert with_it.cautions[-1] == (
+        "Link profile this-host (Xeon, 2 cores) was measured with copies by CPU threads, no GPU: its times say nothing"
+        " about a GPU. It is only for checking the method."
+    )
+    assert not any("CPU threads" in caution for caution in plan("llama-3.1-8b", connector=cpu("64GiB")).cautions)

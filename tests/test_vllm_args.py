@@ -191,6 +191,19 @@ def test_flags_choose_as_vllm_does() -> None:
     assert translated("VLLM_USE_SIMPLE_KV_OFFLOAD=1 --kv-offloading-size 0.5")["kind"] == "simple_cpu"
 
 
+def test_connectors_that_hand_kv_over() -> None:
+    """Seconds get their unit; the buffer's device counts for NixlConnector only."""
+    nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    assert translated(nixl | {"kv_connector_extra_config": {"kv_lease_duration": 60, "backends": ["UCX"]}}) == {
+        "kind": "nixl",
+        "kv_lease_duration": "60s",
+        "kv_buffer_device": "cpu",
+    }
+    assert translated(transfer("NixlPushConnector")) == {"kind": "nixl", "mode": "push"}
+    assert translated(transfer("MooncakeConnector", num_workers=4)) == {"kind": "mooncake", "num_workers": 4}
+    assert translated(transfer("DecodeBenchConnector", fill_std=0.1)) == {"kind": "decode_bench"}
+
+
 WRONG: dict[str, tuple[object, str]] = {
     "single quotes": ("{'kv_connector': 1}", "is not JSON: Expecting property name enclosed in double quotes"),
     "a list": ("[1]", "expected the JSON of --kv-transfer-config, found a list"),
@@ -200,7 +213,9 @@ WRONG: dict[str, tuple[object, str]] = {
     "role": ({"kv_connector": "OffloadingConnector", "kv_role": "both"}, "kv_role 'both': vLLM does not start so"),
     "connector": (transfer("OfloadingConnector"), "is unknown, expected one of OffloadingConnector, SimpleCPU"),
     "multi": (transfer("MultiConnector", connectors=[]), "kv_connector MultiConnector is not simulated, expected one"),
-    "nixl": (transfer("NixlConnector"), "kv_connector NixlConnector is not simulated, expected one of Offloading"),
+    "flexkv": (transfer("FlexKVConnectorV1"), "kv_connector FlexKVConnectorV1 is not simulated, expected one of Off"),
+    "both ways": (transfer("NixlConnector", bidirectional_kv_xfer=True), "bidirectional_kv_xfer: true: is not simula"),
+    "tcp": (transfer("MooncakeConnector", mooncake_protocol="tcp"), "mooncake_protocol: 'tcp': is not simulated, exp"),
     "module": (
         {"kv_connector": "DynamoConnector", "kv_role": "kv_both", "kv_connector_module_path": "kvbm.connector"},
         "kv_connector_module_path 'kvbm.connector' is code for vLLM",

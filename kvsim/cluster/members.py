@@ -23,6 +23,11 @@ class Member(Protocol):
     name: str
     submit: Submit
 
+    @property
+    def engine_id(self) -> str:
+        """Of its engine, as others in the network know it."""
+        ...
+
     def serve(
         self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
     ) -> simpy.Event | tuple[str, str]:

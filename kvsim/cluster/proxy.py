@@ -43,6 +43,7 @@ class _Journey:
     entry: RequestRecord | None = None
     part: RequestRecord | None = None
     remote: RemoteBlocks | None = None
+    decoder: tuple[TurnView, int] | None = None  # if it was chosen before the prefill
 
 
 @dataclass(eq=False, slots=True)
@@ -69,6 +70,7 @@ class Proxy:
         prefill, decode: the pools.
         members: all instances, in the order of their numbers.
         scope: of a turn's prompt (see `Prompt`).
+        pairs: the decode instance is chosen before the prefill, which has to know it.
         absent, happenings: see `Members`.
     """
 
@@ -82,11 +84,12 @@ class Proxy:
         members: Sequence[Member],
         scope: Scope,
         *,
+        pairs: bool = False,
         absent: Sequence[int] = (),
         happenings: Sequence[Happening] = (),
     ) -> None:
         self._clock, self._reception, self._servers, self._scope = clock, reception, members, scope
-        self._prefill, self._decode = prefill, decode
+        self._prefill, self._decode, self._pairs = prefill, decode, pairs
         self.members = Members(clock, members, absent, happenings, self._on_change)
         self._places = {
             (session.name, stream): (number, place)
@@ -156,6 +159,11 @@ class Proxy:
         )  # fmt: skip
         pool.parts.setdefault(number, []).append(part)
         handoff = Handoff("prefill")
+        if self._pairs:
+            self._decode.desk.tell()
+            journey.decoder = self._choose(self._decode, journey)
+            if journey.decoder is not None:
+                handoff.target = self._servers[journey.decoder[1]].engine_id
         started = server.serve(part, session, turn, handoff)
         self._follow(pool, journey, view, number, part, started, self._prefilled)
         if handoff.answer is not None:
@@ -178,13 +186,13 @@ class Proxy:
             return
         assert request.handoff is not None
         journey.remote = request.handoff.answer
-        assert journey.remote is not None, "an ended prefill keeps its blocks"
+        assert journey.remote is not None or self._pairs, "an ended prefill keeps its blocks"
         self._drop(self._decode, journey, self._send_to_decode)
 
     def _send_to_decode(self, journey: _Journey) -> None:
         pool, entry = self._decode, journey.entry
         assert entry is not None
-        found = self._choose(pool, journey)
+        found = journey.decoder or self._choose(pool, journey)
         if found is None:
             self._refuse(journey, "failed", self.members.why_none(pool.numbers, pool.role))
             return

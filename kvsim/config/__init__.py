@@ -29,7 +29,12 @@ from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
 from kvsim.config.network import NetworkConfig
-from kvsim.config.remote import DecodeBenchConnectorConfig, MooncakeConnectorConfig, NixlConnectorConfig
+from kvsim.config.remote import (
+    DecodeBenchConnectorConfig,
+    MooncakeConnectorConfig,
+    NixlConnectorConfig,
+    P2pNcclConnectorConfig,
+)
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
 from kvsim.config.store import MooncakeStoreConnectorConfig, StoreConfig
@@ -73,6 +78,7 @@ __all__ = [
     "ObjTierConfig",
     "OffloadingConnectorConfig",
     "OutputConfig",
+    "P2pNcclConnectorConfig",
     "ProfileTransfer",
     "RooflineStepTime",
     "RouterConfig",

@@ -10,7 +10,12 @@ from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy, as_tuple
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
-from kvsim.config.remote import DecodeBenchConnectorConfig, MooncakeConnectorConfig, NixlConnectorConfig
+from kvsim.config.remote import (
+    DecodeBenchConnectorConfig,
+    MooncakeConnectorConfig,
+    NixlConnectorConfig,
+    P2pNcclConnectorConfig,
+)
 from kvsim.config.store import MooncakeStoreConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
@@ -148,6 +153,7 @@ Connector = Annotated[
     | Annotated[MultiConnectorConfig, Tag("multi")]
     | Annotated[NixlConnectorConfig, Tag("nixl")]
     | Annotated[MooncakeConnectorConfig, Tag("mooncake")]
+    | Annotated[P2pNcclConnectorConfig, Tag("p2p_nccl")]
     | Annotated[DecodeBenchConnectorConfig, Tag("decode_bench")]
     | Annotated[CustomConnector, Tag(CUSTOM)],
     BY_KIND,

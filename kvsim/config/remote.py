@@ -43,6 +43,13 @@ class MooncakeConnectorConfig(Component):
     kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
 
 
+class P2pNcclConnectorConfig(Component):
+    """vLLM 0.23.0's P2pNcclConnector: layers are sent while a prompt is computed, and both sides wait for them."""
+
+    kind: Literal["p2p_nccl"] = Field("p2p_nccl", description="vLLM 0.23.0's P2pNcclConnector")
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description="without effect: nobody notices failures")
+
+
 class DecodeBenchConnectorConfig(Component):
     """vLLM's DecodeBenchConnector: prompts are there as if by magic, to see how fast a server decodes."""
 

@@ -131,9 +131,10 @@ class Exchange:
 
         def done(flow: Flow) -> None:
             del target.flows[flow]
-            self._readers[key] -= blocks
-            if not self._readers[key]:
-                del self._readers[key]
+            if blocks:
+                self._readers[key] -= blocks
+                if not self._readers[key]:
+                    del self._readers[key]
             if flow.failed:
                 totals.failed_transfers += 1
                 totals.blocks_failed += blocks
@@ -144,7 +145,8 @@ class Exchange:
 
         totals.transfers += 1
         totals.blocks_wanted += blocks
-        self._readers[key] = self._readers.get(key, 0) + blocks
+        if blocks:
+            self._readers[key] = self._readers.get(key, 0) + blocks
         message = source.shape.message_bytes(target.shape) * blocks_per_message
         flow = self.fabric.send(source.endpoint, target.endpoint, num_bytes, message_bytes=message, on_done=done)
         target.flows[flow] = blocks

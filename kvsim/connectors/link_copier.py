@@ -58,6 +58,10 @@ class LinkCopier:
         transfer = self._transfers[job]
         return transfer is not None and transfer.is_done
 
+    def transfer(self, job: CopyJob) -> Transfer | None:
+        """What it is on the link, until it is forgotten; None = not there so far."""
+        return self._transfers.get(job)
+
     def forget(self, job: CopyJob) -> None:
         """The job was reported."""
         del self._transfers[job]

@@ -55,8 +55,9 @@ class LinkProfile(Component):
     """
 
     name: str = Field(min_length=1, description="name of the profile")
-    kind: Literal["shipped", "measured"] = Field(
-        description="shipped = from public sources; measured = on this very machine"
+    kind: Literal["shipped", "measured", "host"] = Field(
+        description="shipped = from public sources; measured = on this very machine; host = copies by CPU threads, no "
+        "GPU: only for checking the method"
     )
     device: str = Field(min_length=1, description="GPU, link and host")
     driver: str = Field(min_length=1, description="driver and CUDA version, or unknown")

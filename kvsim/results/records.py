@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvsim.results.schedule import Step
 
 NEVER = -1  # a moment that did not happen
 
@@ -256,6 +260,7 @@ class RunRecord:
     instances: list[InstanceRecord] = field(default_factory=list)  # of a cluster, in the order of the config
     notes: list[str] = field(default_factory=list)  # choices and assumptions
     cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
+    schedule: Sequence[Step] | None = None  # all copies, if they are to be exported
 
 
 def as_row(record: Any) -> dict[str, Any]:

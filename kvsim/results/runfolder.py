@@ -53,6 +53,7 @@ OWN_NAMES = frozenset(
         "steps.parquet",
         "timeline.json",
         "schedule.jsonl",
+        "schedule.jsonl.gz",
     )
 )
 """Everything a run folder may hold; a folder with anything else in it is never overwritten."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from kvsim.clock import Clock
 from kvsim.extents.files import RunFiles
@@ -22,7 +22,23 @@ from kvsim.tiers.thread_pool import Task, ThreadPool
 LookupTime = Callable[[int], int]  # ns to find out about so many chunks, one batch
 
 
-@dataclass(slots=True)
+class TierListener(Protocol):
+    """Hears of the jobs of a tier, each known by an object of its own."""
+
+    def submitted(self, job: object, direction: Literal["load", "store"], keys: Keys) -> None:
+        """A job has been queued."""
+        ...
+
+    def begun(self, job: object, written: Keys) -> None:
+        """A thread starts to move chunks of a job; of a store, only those that it writes."""
+        ...
+
+    def ended(self, job: object) -> None:
+        """All of its chunks have been moved."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
 class _Job:
     direction: Literal["load", "store"]
     keys: Keys
@@ -79,6 +95,7 @@ class StorageTier:
         publishes: bool = False,
     ) -> None:
         self.totals, self.files, self.chunk_bytes = totals, files, chunk_bytes
+        self.listener: TierListener | None = None
         self._env, self._device, self._pool = env, device, pool
         self._on_change, self._on_blocked = on_change, on_blocked
         self._tasks_per_job, self._exists_ns, self._lookup_ns = tasks_per_job, exists_ns, lookup_ns
@@ -166,12 +183,16 @@ class StorageTier:
         else:
             self.totals.write_jobs += 1
             self.totals.backlog_peak_bytes = max(self.totals.backlog_peak_bytes, self.write_backlog_bytes())
+        if self.listener is not None:
+            self.listener.submitted(job, direction, keys)
         for part in parts:
             self._pool.enqueue(way, partial(self._read if direction == "load" else self._check, job, part))
 
     def _read(self, job: _Job, keys: Keys, release: Task) -> None:
         self.totals.read_tasks += 1
         self.totals.read_wait_ns += self._env.now - job.submitted_ns
+        if self.listener is not None:
+            self.listener.begun(job, ())
         self._device.start("read", len(keys), self.chunk_bytes, partial(self._has_read, job, keys, release))
 
     def _has_read(self, job: _Job, keys: Keys, release: Task) -> None:
@@ -198,6 +219,8 @@ class StorageTier:
         if not room:
             self._end_task(job, release)
             return
+        if self.listener is not None:
+            self.listener.begun(job, missing[:room])
         number = self._num_writing
         self._num_writing += 1
         done = partial(self._has_written, job, number, release)
@@ -230,6 +253,8 @@ class StorageTier:
         if not job.open_tasks:
             self._open_jobs -= 1
             self._done.append((job.direction, job.keys))
+            if self.listener is not None:
+                self.listener.ended(job)
             self._on_change()
         release()
 

@@ -272,6 +272,9 @@ def test_ranks_inside_an_instance() -> None:
         ("a-1", 1),
     ]
     assert record.totals.num_gpu_blocks == 4 * 199
+    late = [{"at": "5ms", "instance": "a-1", "action": "join"}]
+    record = play(*[(start, [(50, 1, 0)]) for start in (0, 1, 6, 7)], parts=parts, events=late)
+    assert [entry.instance for entry in record.requests] == ["a-0", "a-0", "a-1", "a-0"]
 
 
 def test_ranks_cannot_fail_one_by_one() -> None:
@@ -289,3 +292,9 @@ def test_plans_of_groups_can_be_changed() -> None:
     changed = plan.changed(lambda each: replace(each, fast=True))
     assert changed.fast
     assert changed.members[0].plan is changed.members[1].plan
+
+
+def test_a_schedule_is_that_of_one_server() -> None:
+    """Exporting the copies of a cluster is refused by name."""
+    with pytest.raises(UserError, match="--export-schedule: cluster: expected none: a schedule is that of one server"):
+        resolve_run(settings(), trace_of((0, [(10, 1, 0)])), exports_schedule=True)

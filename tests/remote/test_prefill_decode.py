@@ -325,6 +325,37 @@ def test_mooncake_gives_up_on_a_dead_prefill_instance() -> None:
     assert conserved(record) == (10, 0, 10)
 
 
+def p2p(*sessions: Session, **cluster: Any) -> RunRecord:
+    """As `play`, with P2pNcclConnector."""
+    builder = TraceBuilder()
+    for number, (start, turns) in enumerate(sessions):
+        builder.session(f"s{number}", turns, start_ns=start * MS)
+    wanted = settings(parts={"engine": {"vllm_version": "0.23.0"}}, **cluster)
+    return run(builder.build(), wanted.model_copy(update={"connector": config(connector=P2P).connector}))[1]
+
+
+P2P = {"kind": "p2p_nccl"}
+
+
+def test_p2p_nccl_holds_the_prefill_up() -> None:
+    """Layers go out while others are computed; the step ends when all are sent, and the decode finds all of them."""
+    record = p2p((0, [(160, 3, 0)]))
+    (entry,) = record.requests
+    # 32 layers: the first is computed after 2.6 / 32 ms, from then on 10 ms of sending hide the rest of computing.
+    assert entry.first_token_ns == 2_600_000 // 32 + 10 * MS + 2 + 1_010_000  # 32 roundings up to a ns
+    assert (entry.decode_hit_tokens, entry.remote_tokens, entry.remote_wait_ns) == (0, 159, 0)
+    assert conserved(record) == (10, 10, 0)
+
+
+def test_p2p_nccl_and_a_prefill_instance_that_dies() -> None:
+    """In its step, while it sends: the turn fails, and nobody else is hurt."""
+    groups = [{"name": "p", "role": "prefill", "count": 2}, {"name": "d", "role": "decode"}]
+    events = [{"at": "5ms", "instance": "p-0", "action": "fail"}]
+    record = p2p((0, [(160, 1, 0)]), (100, [(160, 1, 0)]), groups=groups, events=events)
+    assert [entry.status for entry in record.requests] == ["failed", "finished"]
+    assert conserved(record) == (20, 10, 10)
+
+
 def test_decode_bench() -> None:
     """Two prompts are there at once: each begins with a step of one token."""
     builder = TraceBuilder()
@@ -372,6 +403,7 @@ def test_equal_runs_for_any_order_of_groups() -> None:
             },
             "blocks of d have 16 tokens, expected a multiple of the 64 of p",
         ),
+        ({"connector": {"kind": "p2p_nccl", "handshake": "1s"}}, "handshake"),
         ({"parts": {"engine": {"data_parallel_size": 2}}}, "engine.data_parallel_size: 2: expected 1 with"),
         ({"parts": {"engine": {"async_scheduling": True}}}, "engine.async_scheduling: true: expected false"),
         ({"parts": {"engine": {"kind": "fast"}}}, "engine.kind: fast: expected reference"),
