@@ -8,9 +8,8 @@ from typing import Protocol
 
 from kvsim.clock import Clock
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
-from kvsim.connectors.site import Traffic
+from kvsim.connectors.site import Moves
 from kvsim.engine import stuck_requests
-from kvsim.hardware import DuplexLink
 from kvsim.kv_events import KVEventPublisher
 from kvsim.observer import EngineObserver
 from kvsim.request import Request, RequestStatus
@@ -23,7 +22,7 @@ class Offload:
     """What the books look at where KV is offloaded."""
 
     connector: KVConnector
-    link: DuplexLink | Traffic
+    link: Moves
     tiers: Sequence[ObservedTier] = ()
 
 

@@ -7,6 +7,7 @@ from typing import TextIO
 
 from kvsim.build_remote import Remote
 from kvsim.build_server import Server
+from kvsim.build_store import StorePort, build_store
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
 from kvsim.cluster.desk import Desk
@@ -17,14 +18,18 @@ from kvsim.cluster.routers.base import Router
 from kvsim.cluster.together import add_faults, add_series, add_tiers, add_totals
 from kvsim.cluster.views import Prompt, RouterSite
 from kvsim.cluster_plan import ClusterPlan, MemberPlan
-from kvsim.config import options_of
+from kvsim.config import ClusterConfig, options_of
 from kvsim.connectors.exchange import Exchange
 from kvsim.faults.clients import Clients
 from kvsim.kv_events import KVEventListener, KVEventWriter
 from kvsim.network import Fabric
+from kvsim.network_plan import REMOTE, NetworkPlan
 from kvsim.reception import Reception
 from kvsim.registry import ROUTERS
+from kvsim.resolve import Plan
 from kvsim.results.records import InstanceRecord, RunRecord, Series
+from kvsim.store.shared import SharedStore
+from kvsim.store_plan import store_connector
 from kvsim.trace.session import Session, Turn
 
 
@@ -55,6 +60,7 @@ class Cluster:
         assert cluster is not None
         self._reception, self._num_salts = reception, max(reception.num_salts, 1)
         self._members = sorted(plan.members, key=_in_order)
+        self.store: SharedStore | None = None
         numbers = {member.name: number for number, member in enumerate(self._members)}
         sizes = [member.plan.sizes for member in self._members]
         site = RouterSite(
@@ -82,8 +88,12 @@ class Cluster:
             ]
             return found
 
-        self._remotes = self._network(clock, plan)
-
+        self._remotes: dict[str, Remote] = {}
+        ports: dict[str, StorePort] = {}
+        if plan.network is not None:
+            fabric = Fabric(clock, plan.network.latency_ns, plan.network.oversubscription)
+            self._remotes = self._network(clock, plan, plan.network, fabric)
+            ports = self._store_ports(clock, cluster, fabric)
         block_ids, points = cache(BlockIds), plan.config.output.series_points
         self.servers = [
             Server(
@@ -95,6 +105,7 @@ class Cluster:
                 name=member.name,
                 kv_events=partial(listeners, member.name),
                 block_ids=block_ids,
+                store=ports.get(member.name),
                 may_die=member.name in cluster.failing,
                 remote=self._remotes.get(member.name),
             )
@@ -140,16 +151,27 @@ class Cluster:
         for server in self.servers:
             server.listen_to_first_tokens(front.on_first_token)
 
-    def _network(self, clock: Clock, plan: ClusterPlan) -> dict[str, Remote]:
+    def _network(self, clock: Clock, plan: ClusterPlan, network: NetworkPlan, fabric: Fabric) -> dict[str, Remote]:
         """Every instance's place in the network, if anybody uses it."""
-        network = plan.network
-        if network is None:
-            return {}
-        exchange = Exchange(clock, Fabric(clock, network.latency_ns, network.oversubscription))
+        exchange = Exchange(clock, fabric)
         return {
-            member.name: Remote(member.plan, exchange, member.name, network.nic, network.nics_of(member.gpus))
+            member.name: Remote(
+                _handing_over(member.plan), exchange, member.name, network.nic, network.nics_of(member.gpus)
+            )
             for member in plan.members
         }
+
+    def _store_ports(self, clock: Clock, config: ClusterConfig, fabric: Fabric) -> dict[str, StorePort]:
+        """The way of each instance to the store that they share; whoever is there at the start lends its memory."""
+        ports: dict[str, StorePort] = {}
+        for member in self._members:
+            self.store = self.store or build_store(clock, member.plan, fabric)
+            if self.store is not None and store_connector(member.plan.config.connector) is not None:
+                endpoint = self._remotes[member.name].endpoint
+                port = ports[member.name] = StorePort(member.plan, self.store, endpoint)
+                if member.name not in config.absent:
+                    port.join()
+        return ports
 
     def start(self) -> None:
         """Let instances come and go."""
@@ -158,6 +180,8 @@ class Cluster:
     def stop(self) -> None:
         """All requests have ended."""
         self._states.stop()
+        if self.store is not None:
+            self.store.master.stop()
 
     def close(self, record: RunRecord) -> None:
         """The simulation is over, and the servers' books are closed: what they are together."""
@@ -192,3 +216,8 @@ class Cluster:
 def _in_order(member: MemberPlan) -> tuple[str, int]:
     """By the name's number, not its spelling."""
     return member.group, int(member.name.rpartition("-")[2])
+
+
+def _handing_over(plan: Plan) -> Plan:
+    """The plan of the part of a MultiConnector that hands KV over; others as they are."""
+    return next((part for part in plan.parts if part.config.connector.kind in REMOTE), plan)

@@ -10,7 +10,8 @@ from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
 from kvsim.build_remote import Remote
-from kvsim.build_tiers import BuiltTier
+from kvsim.build_store import StorePort
+from kvsim.build_tiers import BuiltTier, has_tiers, num_tiers
 from kvsim.cache.hybrid_kv_cache_manager import AnyKVCacheManager, HybridKVCacheManager
 from kvsim.cache.kv_cache_manager import KVCacheManager
 from kvsim.clock import Clock
@@ -22,6 +23,7 @@ from kvsim.config import (
     ExampleConnectorConfig,
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
+    MooncakeStoreConnectorConfig,
     OffloadingConnectorConfig,
     SimpleCPUConnectorConfig,
 )
@@ -29,7 +31,9 @@ from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopier, LaunchQueue
 from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
-from kvsim.connectors.site import HeldToProtocol, Site, Traffic
+from kvsim.connectors.lmcache_client import Alarm
+from kvsim.connectors.multi import MultiConnector, multi_worker
+from kvsim.connectors.site import HeldToProtocol, Moves, Site, Traffic
 from kvsim.copy_time import copy_time
 from kvsim.data_parallel import RankBooks
 from kvsim.engine import Engine
@@ -65,6 +69,8 @@ class EngineBuilder:
         faults: puts faulty parts before the sound ones.
         kv_events: who listens to a rank's KV events.
         remote: its instance's place in the network, if there is one.
+        store: the way to a store that instances share.
+        hold_up: the scheduler of the engine built last waits so long.
     """
 
     def __init__(
@@ -76,9 +82,11 @@ class EngineBuilder:
         faults: Faults,
         kv_events: Callable[[int], Sequence[KVEventListener]],
         remote: Remote | None = None,
+        store: StorePort | None = None,
+        hold_up: Callable[[int], None] = lambda _duration_ns: None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
-        self._host_memory, self._remote = host_memory, remote
+        self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
         self._kv_event_listeners = kv_events
@@ -90,6 +98,12 @@ class EngineBuilder:
         self._lmcache_mp = LMCacheMP(plan, clock)
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
+        self._parts = [  # of a MultiConnector
+            EngineBuilder(
+                clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, remote, store, hold_up
+            )
+            for part in plan.parts
+        ]
         self.recorder: ScheduleRecorder | None = None  # of all copies, if they are to be exported
 
     def build(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
@@ -99,12 +113,15 @@ class EngineBuilder:
         self._links.clear()
         self._compute = ComputeStream(self._clock)
         site = self._site(kv)
+        for part in self._parts:
+            part.begin_part(self._compute)
         connector = self._connector(kv, site)
         gates, compiler = plan.gates.build(self._clock, plan.release)
         launches = LaunchQueue() if config.engine.async_scheduling else None
         scheduler = self._scheduler(kv, connector, gates)
         worker, link = self._worker(connector, site, launches, kv, scheduler)
-        offload = Offload(connector, link, self._tiers) if connector is not None and link is not None else None
+        tiers = self._tiers if self._store is None else [*self._tiers, self._store.tier]
+        offload = Offload(connector, link, tiers) if connector is not None and link is not None else None
         books.attach(scheduler, offload, self._kv_events(kv, connector, books.rank))
         engine = self._make_engine(scheduler, worker, books, launches, lockstep)
         witness = self._witness
@@ -128,12 +145,45 @@ class EngineBuilder:
         site.wakes(engine.notify)
         return engine
 
+    def begin_part(self, compute: ComputeStream) -> None:
+        """Build one connector of several for an engine with this compute stream."""
+        self._links.clear()
+        self._compute = compute
+
+    def part_connector(self, kv: AnyKVCacheManager, site: Site) -> KVConnector:
+        """The scheduler side of one connector of several."""
+        connector = self._connector(kv, site)
+        assert connector is not None
+        return connector
+
+    def part_worker(
+        self,
+        connector: KVConnector,
+        site: Site,
+        kv: AnyKVCacheManager,
+        scheduler: Scheduler,
+        links: list[DuplexLink],
+    ) -> tuple[ConnectorWorker, Moves, Alarm]:
+        """Its worker side, what the books see of it, and what rings for it; its links are added."""
+        worker, link = self._worker(connector, site, None, kv, scheduler)
+        assert worker is not None
+        assert link is not None
+        links += self._links
+        return worker, link, self._lmcache_mp.alarm
+
     def lose(self) -> None:
         """The engine built last has died: what its links carry is lost, and the next one gets them."""
-        if self._copier is not None:
-            self._copier.close()
         if self._remote is not None:
             self._remote.lose()
+        if self._store is not None:
+            self._store.lose()
+        for part in (*self._parts, self):
+            part.lose_copies()
+
+    def lose_copies(self) -> None:
+        """The part that one connector has in it."""
+        if self._copier is not None:
+            self._copier.close()
         for link in self._links:
             link.reset()
         self._link_of_dead = self._links[0] if self._links else None
@@ -266,6 +316,9 @@ class EngineBuilder:
             connector: KVConnector = CONNECTORS.make(config.kind, [site], config.options, plan.config.python_path)
             setattr(connector, "get_num_new_matched_tokens", HeldToProtocol(config.kind, connector))  # noqa: B010 - mypy
             return connector
+        if self._parts:
+            parts = [part.part_connector(kv, site) for part in self._parts]
+            return MultiConnector(parts, [num_tiers(part) for part in plan.parts])
         if isinstance(config, OffloadingConnectorConfig) and plan.fast:
             in_runs: Any = kv
             return run_offloading_connector(plan, config, in_runs, self._faulty_tiers, self._faults)
@@ -304,6 +357,9 @@ class EngineBuilder:
             return self._synchronous.connector()
         if isinstance(config, LMCacheMPConnectorConfig):
             return self._lmcache_mp.connector()
+        if isinstance(config, MooncakeStoreConnectorConfig):
+            assert self._store is not None
+            return self._store.connector(self._clock, kv.pool, self._hold_up, site.wake)
         if isinstance(config, DecodeBenchConnectorConfig):
             return DecodeBenchConnector()
         if self._remote is not None and config.kind in REMOTE:
@@ -317,12 +373,17 @@ class EngineBuilder:
         launches: LaunchQueue | None,
         kv: AnyKVCacheManager,
         scheduler: Scheduler,
-    ) -> tuple[ConnectorWorker | None, DuplexLink | Traffic | None]:
+    ) -> tuple[ConnectorWorker | None, Moves | None]:
         plan, self._witness = self._plan, None
         if connector is None:
             return None, None
         if isinstance(plan.config.connector, CustomConnector) or plan.config.connector.kind in OWN_WORKERS:
             return connector.make_worker(), Traffic(site.links)
+        if isinstance(plan.config.connector, MooncakeStoreConnectorConfig):
+            assert self._store is not None
+            return self._store.worker(self._clock, self._compute, site.wake), self._store.traffic
+        if isinstance(connector, MultiConnector):
+            return self._multi_worker(connector, site, kv, scheduler)
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)
         self._links.append(link)
         if isinstance(plan.config.connector, ExampleConnectorConfig | LMCacheConnectorConfig):
@@ -351,6 +412,17 @@ class EngineBuilder:
         worker: ConnectorWorker
         worker = plan.release.simple_cpu_worker(copier) if is_simple else plan.release.offloading_worker(copier)
         return (worker if self._witness is None else WitnessedWorker(worker, self._witness)), link
+
+    def _multi_worker(
+        self, connector: MultiConnector, site: Site, kv: AnyKVCacheManager, scheduler: Scheduler
+    ) -> tuple[ConnectorWorker, Moves]:
+        workers, links = [], []
+        for part, own in zip(self._parts, connector.parts, strict=True):
+            worker, link, alarm = part.part_worker(own, site, kv, scheduler, self._links)
+            alarm.on_ring = site.wake
+            workers.append(worker)
+            links.append(link)
+        return multi_worker(workers), Traffic(links)
 
     def _recorder(
         self, copier: LinkCopier, kv: AnyKVCacheManager, scheduler: Scheduler, *, loads_behind_forward: bool

@@ -11,6 +11,7 @@ import simpy
 from kvsim.build_engine import EngineBuilder
 from kvsim.build_faults import Faults
 from kvsim.build_remote import Remote
+from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, build_tiers
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
@@ -52,6 +53,7 @@ class Server:
         kv_events: who listens to a rank's KV events.
         block_ids: numbers blocks by their size and lookahead; servers that share it give equal blocks equal numbers.
         on_death: called when the engine has died.
+        store: the way to a store that instances share.
         may_die: somebody may call `kill`.
         remote: its place in the network, if there is one.
     """
@@ -68,22 +70,25 @@ class Server:
         kv_events: Callable[[int], Sequence[KVEventListener]] = _nobody,
         block_ids: Callable[[int, int], BlockIds] = BlockIds,
         on_death: Callable[[], None] = lambda: None,
+        store: StorePort | None = None,
         may_die: bool = False,
         remote: Remote | None = None,
     ) -> None:
         self.name, self.plan, self.record, self._remote = name, plan, record, remote
-        self._clock, self._block_ids, self._on_death = clock, block_ids, on_death
+        self._clock, self._block_ids, self._on_death, self._store = clock, block_ids, on_death, store
         instant = plan.config.transfer.kind == "instant"
         self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
         # Tiers wake an engine that is built on them.
         self.tiers: Sequence[BuiltTier] = build_tiers(
             clock, plan, on_change=self._notify, on_blocked=self._hold_up, memory=self.host_memory
         )
-        record.tiers = [tier.totals for tier in self.tiers]
+        record.tiers = [tier.totals for tier in self.tiers] + ([] if store is None else [store.tier.totals])
         config = plan.config
         self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
         record.notes += self.faults.notes()
-        self._builder = EngineBuilder(clock, plan, self.host_memory, self.tiers, self.faults, kv_events, remote)
+        self._builder = EngineBuilder(
+            clock, plan, self.host_memory, self.tiers, self.faults, kv_events, remote, store, self._hold_up
+        )
         self.books: list[RankBooks] = []
         self.ranks: list[Instance] = []
         self._build(reception, clients)
@@ -122,6 +127,8 @@ class Server:
         """
         if len(self.ranks) > 1:
             return
+        if self._store is not None:
+            self._store.join()
         engine = self.ranks[0].engine = self._start_engine(self.books[0])
         if starts_up:
             engine.ready_at += self._clock.now

@@ -9,6 +9,7 @@ from kvsim.config import (
     CustomTier,
     ExampleTierConfig,
     FsTierConfig,
+    MooncakeStoreConnectorConfig,
     ObjTierConfig,
     OffloadingConnectorConfig,
     tier_names,
@@ -31,6 +32,20 @@ from kvsim.tiers.thread_pool import FifoPool, ThreadPool
 BuiltTier = StorageTier | ExampleTier | OwnTier
 
 
+def has_tiers(plan: Plan) -> bool:
+    """Whether a plan's connector has secondary tiers of its own."""
+    connector = plan.config.connector
+    return isinstance(connector, OffloadingConnectorConfig) and bool(connector.tiers)
+
+
+def num_tiers(plan: Plan) -> int:
+    """How many secondary tiers the books of a plan's connector have; a shared store is one."""
+    connector = plan.config.connector
+    if isinstance(connector, MooncakeStoreConnectorConfig):
+        return 1
+    return len(connector.tiers) if isinstance(connector, OffloadingConnectorConfig) else 0
+
+
 def build_tiers(
     env: Clock,
     plan: Plan,
@@ -47,6 +62,9 @@ def build_tiers(
         on_blocked: told of time (ns) that a lookup holds the scheduler up.
         memory: host memory, which they share with the copies to and from the GPU.
     """
+    for part in plan.parts:
+        if has_tiers(part):
+            return build_tiers(env, part, on_change, on_blocked, memory)
     connector = plan.config.connector
     if not isinstance(connector, OffloadingConnectorConfig):
         return []

@@ -9,10 +9,13 @@ from itertools import product
 from kvsim.config import ClusterConfig, RunConfig
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import hears_kv_events
-from kvsim.network_plan import REMOTE, NetworkPlan, plan_network
+from kvsim.network_plan import REMOTE, NetworkPlan, kinds_of, plan_network
 from kvsim.resolve import Plan, resolve
 from kvsim.schedule_export import OPTION
+from kvsim.store_plan import StoreLayout, check_one_layout, store_connector
 from kvsim.trace.session import Trace
+
+USES_NETWORK = frozenset({*REMOTE, "mooncake_store"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,19 @@ def resolve_run(config: RunConfig, trace: Trace, *, exports_schedule: bool = Fal
     outputs = [plan.config.engine.structured_output for plan in plans.values()]
     if any(output != outputs[0] for output in outputs):
         raise ConfigError("cluster.instances: expected the same engine.structured_output in all groups")
+    sharing = {name: plan.store for name, plan in plans.items() if store_connector(plan.config.connector) is not None}
+    if sharing:
+        _check_sharing(sharing)
+    elif config.cluster.store is not None:
+        raise ConfigError("cluster.store: no instance uses it, expected connector.kind mooncake_store")
     return _together(config, plans)
+
+
+def _check_sharing(layouts: dict[str, StoreLayout]) -> None:
+    try:
+        check_one_layout(layouts)
+    except UserError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _check_failing(config: RunConfig, plans: dict[str, Plan]) -> None:
@@ -121,7 +136,7 @@ def _check_split(config: RunConfig, plans: dict[str, Plan]) -> None:
     for group in config.cluster.instances:
         by_role[group.role].append(group.name)
     for prefill, decode in product(by_role["prefill"], by_role["decode"]):
-        kinds = [plans[name].config.connector.kind for name in (prefill, decode)]
+        kinds = [_handing_over(plans[name]) for name in (prefill, decode)]
         if kinds[0] != kinds[1]:
             raise ConfigError(
                 f"cluster.instances: {prefill} has connector {kinds[0]} and {decode} has {kinds[1]}, expected the same"
@@ -139,6 +154,12 @@ def _check_split(config: RunConfig, plans: dict[str, Plan]) -> None:
             )
 
 
+def _handing_over(plan: Plan) -> str:
+    """The connector, or of a MultiConnector's the one, that hands KV over."""
+    kind = plan.config.connector.kind
+    return min(kinds_of(plan.config.connector) & set(REMOTE), default=kind)
+
+
 def hardware_of(plan: Plan) -> str:
     """The GPUs of a server."""
     gpus = plan.config.hardware.tensor_parallel_size * plan.config.engine.data_parallel_size
@@ -153,7 +174,7 @@ def _together(config: RunConfig, plans: dict[str, Plan]) -> ClusterPlan:
         for name in group.instances
     ]
     network = None
-    if any(plan.config.connector.kind in REMOTE for plan in plans.values()):
+    if any(kinds_of(plan.config.connector) & USES_NETWORK for plan in plans.values()):
         try:
             network = plan_network(config.cluster.network)
         except UserError as error:

@@ -14,9 +14,9 @@ from kvsim.steptime.gpu import GpuSpec
 from kvsim.steptime.kv_layout import KVGroup, KVLayout, kv_layout
 from kvsim.steptime.spec import ModelSpec
 
-# In vLLM 0.33.0 connectors that are a SupportsHMA take groups; others turn the hybrid KV cache manager off. Here the
-# copies of SimpleCPUOffloadConnector, which is one, are simulated for one group only.
-_CONNECTORS_WITH_GROUPS, _NOT_SIMULATED = ("none", "offloading"), ("simple_cpu",)
+# In vLLM 0.33.0 connectors that are a SupportsHMA take groups; others turn the hybrid KV cache manager off. Here
+# SimpleCPUOffloadConnector and MooncakeStoreConnector, which are, are simulated for one group only.
+_CONNECTORS_WITH_GROUPS, _NOT_SIMULATED = ("none", "offloading"), ("simple_cpu", "mooncake_store", "multi")
 # GPUs on which gated delta nets run on FlashInfer, whose prefill exports states every 64 tokens: Hopper and, with CUDA
 # 13, Blackwell (vLLM 0.33.0 layers/mamba/gdn/qwen_gdn_linear_attn.py and v1/attention/backends/gdn_attn.py).
 _FLASHINFER_GDN = ("h100", "h200", "h20", "h800", "gh200", "b100", "b200", "b300", "gb200", "gb300")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvsim.config import MooncakeConnectorConfig, NetworkConfig, NixlConnectorConfig, RunConfig
+from kvsim.config import (
+    Connector,
+    MooncakeConnectorConfig,
+    MultiConnectorConfig,
+    NetworkConfig,
+    NixlConnectorConfig,
+    RunConfig,
+)
 from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
 from kvsim.kv_groups import KVGroups
@@ -59,14 +66,25 @@ def plan_network(config: NetworkConfig) -> NetworkPlan:
     )
 
 
-def check_remote(config: RunConfig, groups: KVGroups) -> None:
+def kinds_of(connector: Connector) -> frozenset[str]:
+    """The kind of a connector, or those of a MultiConnector's."""
+    parts = connector.connectors if isinstance(connector, MultiConnectorConfig) else (connector,)
+    return frozenset(part.kind for part in parts)
+
+
+def check_remote(config: RunConfig, groups: KVGroups, *, is_part: bool = False) -> None:
     """Connectors and roles of instances must fit each other.
+
+    Args:
+        config: the run.
+        groups: KV groups of the engine.
+        is_part: the connector is one of several, of which another one may hand KV over.
 
     Raises:
         UserError: they do not.
     """
     kind, is_split = config.connector.kind, config.cluster is not None and config.cluster.is_split
-    if is_split and kind not in REMOTE:
+    if is_split and not is_part and not kinds_of(config.connector) & set(REMOTE):
         raise UserError(
             f"connector.kind: {kind}: expected {' or '.join(REMOTE)} for an instance with a role: its KV has to get"
             " from prefill to decode"

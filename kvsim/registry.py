@@ -254,6 +254,14 @@ CONNECTORS.register(
     "LMCacheMPConnector: a server beside the engine, which may fail and come back",
 )
 CONNECTORS.register(
+    "mooncake_store",
+    "kvsim.connectors.mooncake_store:MooncakeStoreConnector",
+    "vLLM's MooncakeStoreConnector: a store that all instances of a cluster share",
+)
+CONNECTORS.register(
+    "multi", "kvsim.connectors.multi:MultiConnector", "vLLM's MultiConnector: several as one; the first hit is loaded"
+)
+CONNECTORS.register(
     "example",
     "kvsim.connectors.example:ExampleConnector",
     "vLLM's ExampleConnector: whole prompts as files on shared storage, synchronous",

@@ -12,6 +12,7 @@ from kvsim.config import (
     FixedStepTime,
     LMCacheConnectorConfig,
     MediumFaults,
+    MultiConnectorConfig,
     OffloadingConnectorConfig,
     RunConfig,
 )
@@ -41,6 +42,7 @@ from kvsim.steptime.piecewise import PiecewiseDecode
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.spec import ModelSpec, Quantization
 from kvsim.storage import StorageProfile
+from kvsim.store_plan import StoreLayout, check_store, store_layout, store_notes
 from kvsim.synchronous_plan import blocks_per_chunk, cautions_of, check_tenants, notes_of, one_copy_note
 from kvsim.tier_plan import assumed_of_tiers, check_tiers, storages_of
 from kvsim.trace.read import read_trace
@@ -96,13 +98,35 @@ class Plan:
     limits: SchedulerLimits
     sizes: KVSizes
     copies: CopyPlan
+    store: StoreLayout  # what a block is in a shared store
     host: HostPlan
     speculation: Speculation | None
     gates: GatePlan
+    parts: tuple[Plan, ...]  # of a MultiConnector's connectors, each as if it were alone
     fast: bool  # whether the fast engine runs it
     exports_schedule: bool  # every copy is recorded with its blocks
     notes: tuple[str, ...]  # the first one says which engine, and why
     cautions: tuple[str, ...]
+
+    def with_parts(self) -> Plan:
+        """The plan of a MultiConnector with what its connectors bring: CPU memory, time, and things to tell."""
+        with_cpu = next((part for part in self.parts if part.sizes.num_cpu_chunks), None)
+        layered = next((part for part in self.parts if isinstance(part.step_time, PiecewiseDecode)), None)
+        sizes = self.sizes
+        if with_cpu is not None:
+            theirs = with_cpu.sizes
+            sizes = replace(sizes, num_cpu_chunks=theirs.num_cpu_chunks, cpu_chunk_bytes=theirs.cpu_chunk_bytes)
+        startup_ns = max(part.host.startup_ns for part in self.parts)
+        notes = dict.fromkeys((*self.notes, *(note for part in self.parts for note in part.notes[1:])))
+        cautions = dict.fromkeys((*self.cautions, *(text for part in self.parts for text in part.cautions)))
+        return replace(
+            self,
+            sizes=sizes,
+            step_time=self.step_time if layered is None else layered.step_time,
+            host=replace(self.host, startup_ns=startup_ns),
+            notes=tuple(notes),
+            cautions=tuple(cautions),
+        )
 
     def with_reference_engine(self, reason: str) -> Plan:
         """The same, on the engine that executes every step."""
@@ -139,7 +163,7 @@ def resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool = False) 
         raise ConfigError(str(error)) from None
 
 
-def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan:
+def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part: bool = False) -> Plan:
     tp = config.hardware.tensor_parallel_size
     with _at("model.name"):
         model = load_model(config.model.name, config.model.kv_cache_dtype)
@@ -164,11 +188,14 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
     host = plan_host(config, release, sizes, pieces.number)
     copies = plan_copies(config, link, pieces, block_bytes=sizes.block_bytes, pinned=host.pinned, remote=host.remote)
     check_tiers(config.connector, sizes.cpu_chunk_bytes)
+    store = store_layout(model, sizes, sizes.groups.layers)
+    check_store(config, store)
     _check_faults(config, sizes)
     check_ranks(config, model)
-    check_remote(config, sizes.groups)
+    check_remote(config, sizes.groups, is_part=is_part)
     fast, engine_note = choose_fast(config, sizes.groups, gates, exports_schedule=exports_schedule)
-    return Plan(
+    parts = _parts(config, trace)
+    plan = Plan(
         config=config,
         trace=trace,
         release=release,
@@ -181,8 +208,10 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
         sizes=sizes,
         speculation=speculation(config),
         copies=copies,
+        store=store,
         host=host,
         gates=gates,
+        parts=parts,
         fast=fast,
         exports_schedule=exports_schedule,
         notes=(
@@ -195,6 +224,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
             *copies.notes,
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
             *notes_of(config, link),
+            *store_notes(config, store),
             *notes_of_remote(config),
             *capacity_notes,
             *gates.notes,
@@ -209,6 +239,31 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool) -> Plan
             *host.cautions,
         ),
     )
+    return plan.with_parts() if parts else plan
+
+
+def _parts(config: RunConfig, trace: Trace) -> tuple[Plan, ...]:
+    """Plans of a MultiConnector's connectors."""
+    if not isinstance(config.connector, MultiConnectorConfig):
+        return ()
+    found: list[Plan] = []
+    for number, part in enumerate(config.connector.connectors):
+        try:
+            found.append(
+                _resolve(
+                    config.model_copy(update={"connector": part, "debug": False}),
+                    trace,
+                    exports_schedule=False,
+                    is_part=True,
+                )
+            )
+        except UserError as error:
+            place = f"connector.connectors.{number}"
+            text = str(error)
+            raise UserError(
+                f"{place}{text.removeprefix('connector')}" if text.startswith("connector.") else text
+            ) from None
+    return tuple(found)
 
 
 @contextmanager

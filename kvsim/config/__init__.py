@@ -8,6 +8,7 @@ from kvsim.config.cluster import ClusterConfig, ClusterEvent, InstanceGroup
 from kvsim.config.connector import (
     Connector,
     InstantTransfer,
+    MultiConnectorConfig,
     NoConnector,
     OffloadingConnectorConfig,
     ProfileTransfer,
@@ -36,6 +37,7 @@ from kvsim.config.remote import (
 )
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
 from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config
+from kvsim.config.store import MooncakeStoreConnectorConfig, StoreConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
 from kvsim.config.tiers import ExampleTierConfig, FsTierConfig, ObjTierConfig, tier_names
 from kvsim.config.trace import TraceConfig
@@ -68,6 +70,8 @@ __all__ = [
     "MediumFaults",
     "ModelConfig",
     "MooncakeConnectorConfig",
+    "MooncakeStoreConnectorConfig",
+    "MultiConnectorConfig",
     "NetworkConfig",
     "NixlConnectorConfig",
     "NoConnector",
@@ -81,6 +85,7 @@ __all__ = [
     "RunConfig",
     "SimpleCPUConnectorConfig",
     "StepTime",
+    "StoreConfig",
     "StructuredOutputConfig",
     "TraceConfig",
     "Transfer",

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvsim.checked import Component, Misfit, closest
-from kvsim.config.fields import Name, Text
+from kvsim.config.fields import Name, Text, as_tuple
 from kvsim.config.network import NetworkConfig
 from kvsim.config.routers import RoundRobinRouter, RouterConfig
+from kvsim.config.store import StoreConfig
 from kvsim.units import Duration
 
 MOST_INSTANCES = 10_000
@@ -22,10 +23,6 @@ COMMON = frozenset({"seed", "trace", "model", "faults", "output", "python_path",
 ROUTERS = ("router", "decode_router")
 
 Overrides = Annotated[dict[str, Any], Field(default_factory=dict)]
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class InstanceGroup(Component):
@@ -81,7 +78,7 @@ _NEXT = {
 class ClusterConfig(Component):
     """Instances on one clock, behind a router."""
 
-    instances: Annotated[tuple[InstanceGroup, ...], BeforeValidator(_as_tuple), Field(min_length=1)] = Field(
+    instances: Annotated[tuple[InstanceGroup, ...], BeforeValidator(as_tuple), Field(min_length=1)] = Field(
         description="groups of instances that are alike"
     )
     router: RouterConfig = Field(default_factory=RoundRobinRouter, description="which instance a turn goes to")
@@ -89,7 +86,8 @@ class ClusterConfig(Component):
         None, description="which decode instance a turn goes to, router = which prefill instance; null = as router"
     )
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="NICs and the fabric between them")
-    events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(_as_tuple)] = Field(
+    store: StoreConfig | None = Field(None, description="a store that all instances share; null = none")
+    events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(as_tuple)] = Field(
         (), description="instances that join, drain or fail during the run"
     )
 

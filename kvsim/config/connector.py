@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
-from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy
+from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy, as_tuple
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
 from kvsim.config.remote import (
     DecodeBenchConnectorConfig,
@@ -16,6 +16,7 @@ from kvsim.config.remote import (
     NixlConnectorConfig,
     P2pNcclConnectorConfig,
 )
+from kvsim.config.store import MooncakeStoreConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
 from kvsim.units import Size
@@ -105,6 +106,42 @@ class InstantTransfer(Component):
     kind: Literal["instant"] = Field("instant", description="copies take no time")
 
 
+Part = Annotated[
+    Annotated[OffloadingConnectorConfig, Tag("offloading")]
+    | Annotated[SimpleCPUConnectorConfig, Tag("simple_cpu")]
+    | Annotated[ExampleConnectorConfig, Tag("example")]
+    | Annotated[LMCacheConnectorConfig, Tag("lmcache")]
+    | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
+    | Annotated[MooncakeStoreConnectorConfig, Tag("mooncake_store")]
+    | Annotated[NixlConnectorConfig, Tag("nixl")]
+    | Annotated[MooncakeConnectorConfig, Tag("mooncake")],
+    BY_KIND,
+]
+
+
+class MultiConnectorConfig(Component):
+    """vLLM's MultiConnector: several connectors as one."""
+
+    kind: Literal["multi"] = Field("multi", description="vLLM's MultiConnector")
+    connectors: Annotated[tuple[Part, ...], BeforeValidator(as_tuple), Field(min_length=1)] = Field(
+        description="in the order in which they are asked: the first that has tokens loads them, all of them store"
+    )
+    kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
+
+    @model_validator(mode="after")
+    def _fits(self) -> MultiConnectorConfig:
+        kinds = [part.kind for part in self.connectors]
+        twice = [kind for kind in kinds if kinds.count(kind) > 1]
+        if twice:
+            raise Misfit("connectors", f"expected each kind once, found {twice[0]} {kinds.count(twice[0])} times")
+        for part in self.connectors:
+            if getattr(part, "kv_load_failure_policy", "fail") != "fail":
+                raise Misfit(
+                    "connectors", f"{part.kind} has a kv_load_failure_policy, expected it beside connectors, for all"
+                )
+        return self
+
+
 Connector = Annotated[
     Annotated[NoConnector, Tag("none")]
     | Annotated[OffloadingConnectorConfig, Tag("offloading")]
@@ -112,6 +149,8 @@ Connector = Annotated[
     | Annotated[ExampleConnectorConfig, Tag("example")]
     | Annotated[LMCacheConnectorConfig, Tag("lmcache")]
     | Annotated[LMCacheMPConnectorConfig, Tag("lmcache_mp")]
+    | Annotated[MooncakeStoreConnectorConfig, Tag("mooncake_store")]
+    | Annotated[MultiConnectorConfig, Tag("multi")]
     | Annotated[NixlConnectorConfig, Tag("nixl")]
     | Annotated[MooncakeConnectorConfig, Tag("mooncake")]
     | Annotated[P2pNcclConnectorConfig, Tag("p2p_nccl")]

@@ -23,6 +23,11 @@ def _folder_list(value: object) -> object:
     return () if value in ([], ()) else _path_list(value)
 
 
+def as_tuple(value: object) -> object:
+    """A list of YAML, as what a frozen component keeps."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _yes_no(value: object) -> object:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 

@@ -212,7 +212,12 @@ def dump_config(config: RunConfig) -> str:
 
 _SECTIONS = frozenset(key for key, field in RunConfig.model_fields.items() if components(field.annotation))
 _WITH_KINDS = ("connector", "step_time", "transfer")  # engine.kind only says how it is simulated
-_OF_SERVER: tuple[Keys, ...] = (("hardware", "gpu"), ("hardware", "link"), ("connector", "tiers", "*", "storage"))
+_OF_SERVER: tuple[Keys, ...] = (
+    ("hardware", "gpu"),
+    ("hardware", "link"),
+    ("connector", "tiers", "*", "storage"),
+    ("connector", "connectors", "*", "tiers", "*", "storage"),
+)
 _PATHS: tuple[Keys, ...] = (
     ("trace", "path"), ("python_path",), ("model",), ("model", "name"), *_OF_SERVER,
     *(("cluster", "instances", "*", *keys) for keys in _OF_SERVER), ("cluster", "network", "nic"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.clock import Clock
@@ -103,10 +104,23 @@ class HeldToProtocol:
         )
 
 
-class Traffic:
-    """What all links of a site have moved, as one."""
+class Moves(Protocol):
+    """What moves KV to and from the GPU."""
 
-    def __init__(self, links: list[DuplexLink]) -> None:
+    @property
+    def bytes(self) -> Mapping[LinkDirection, int]:
+        """Bytes of finished transfers."""
+        ...
+
+    def busy_ns(self, direction: LinkDirection) -> int:
+        """Time in which it moved bytes this way."""
+        ...
+
+
+class Traffic:
+    """What several of them have moved, as one."""
+
+    def __init__(self, links: Sequence[Moves]) -> None:
         self._links = links
 
     @property
