@@ -76,10 +76,11 @@ class Cohort:
         """Tokens of each member that are computed now."""
         return {request: request.num_computed_tokens + self.steps - joined for request, joined in self._joined.items()}
 
-    def full_blocks(self) -> int:
-        """Blocks of all members that are computed to the end."""
-        begun = sum(count * ((phase + self.steps) % self.block_size) for phase, count in enumerate(self._by_phase))
-        return (self.num_computed_tokens - begun) // self.block_size
+    def full_blocks(self, *, ahead: int = 0) -> int:
+        """Blocks of all members that are computed to the end, so many steps from now."""
+        steps, size = self.steps + ahead, self.block_size
+        begun = sum(count * ((phase + steps) % size) for phase, count in enumerate(self._by_phase))
+        return (self.num_computed_tokens + ahead * len(self) - begun) // size
 
     def demand(self, steps: int) -> int:
         """Blocks that all members together need for the next so many steps."""

@@ -369,8 +369,10 @@ class CohortScheduler(Scheduler):
     def step_over(self) -> Iterator[None]:
         """Inside, the step under way is over; behind, it is under way again, as if nothing had happened."""
         self.cohort.advance(1)
+        self._is_under_way = False
         yield
         self.cohort.advance(-1)
+        self._is_under_way = True
 
     def _take_next(self) -> None:
         """Blocks for the next step of a stretch."""
@@ -401,10 +403,13 @@ class CohortScheduler(Scheduler):
         return others + cohort.num_computed_tokens + len(cohort) - cohort.num_prompt_tokens
 
     def num_cached_blocks(self) -> int:
-        """See `SchedulerState`; what members have filled since they joined is theirs alone."""
+        """See `SchedulerState`; what members have filled since they joined is theirs alone.
+
+        A step that is under way counts: a block gets its hash when it is decided that it will be full.
+        """
         if not self.kv.enable_caching:
             return 0
-        return super().num_cached_blocks() + self.cohort.full_blocks() - self._num_hashed
+        return super().num_cached_blocks() + self.cohort.full_blocks(ahead=self._is_under_way) - self._num_hashed
 
     def settle(self) -> None:
         """See `SchedulerState`; perhaps a step is under way that never ended."""
