@@ -341,7 +341,9 @@ class CohortScheduler(Scheduler):
         """Whether a request that arrives during quiet steps could be admitted: not behind one that does not fit."""
         if self._chunk is not None:
             return False
-        is_blocked = self._is_blocked or self._refusal.held or len(self.running) >= self.limits.max_num_seqs
+        # Whoever blocked the queue may have given up since: then nobody waits any more.
+        is_blocked = bool(self.waiting) and (self._is_blocked or self._refusal.held)
+        is_blocked = is_blocked or len(self.running) >= self.limits.max_num_seqs
         return self._by_priority or not is_blocked
 
     def stores_matter(self) -> bool:
