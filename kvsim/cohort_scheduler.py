@@ -342,7 +342,7 @@ class CohortScheduler(Scheduler):
         if self._chunk is not None:
             return False
         # Whoever blocked the queue may have given up since: then nobody waits any more.
-        is_blocked = bool(self.waiting) and (self._is_blocked or self._refusal.held)
+        is_blocked = bool(self.waiting) and (self._is_blocked or self._refusal.is_held)
         is_blocked = is_blocked or len(self.running) >= self.limits.max_num_seqs
         return self._by_priority or not is_blocked
 

@@ -234,7 +234,7 @@ class FastEngine(Engine):
         scheduler, scheduled, now = self.scheduler, output.num_scheduled_tokens, self.env.now
         window: _Window | None = None
         if not scheduled:
-            if output.num_decoding and self._is_calm(output) and (steps := scheduler.num_quiet_steps(output)) > 1:
+            if output.num_decoding and self._is_calm() and (steps := scheduler.num_quiet_steps(output)) > 1:
                 decode = self._decode_contexts(output, [])
                 window = _Window(self._window_time, decode, now, steps, self.compute.speed_ppm)
                 window.stores_matter = scheduler.stores_matter()
@@ -244,8 +244,8 @@ class FastEngine(Engine):
             window = _ChunkWindow(self._window_time, decode, now, steps, tokens, before)
         return window
 
-    def _is_calm(self, output: SchedulerOutput) -> bool:
-        """Whether neither worker nor link has anything to do with this step or the next but to go on."""
+    def _is_calm(self) -> bool:
+        """Whether the worker has nothing to do with this step or the next but to go on."""
         worker = self.worker
         if worker is None:
             return True

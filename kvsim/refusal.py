@@ -14,7 +14,6 @@ class _Memory:
     """The last request that did not fit as a whole, and the state of the world in which it did not."""
 
     request: Request
-    num_hits: int
     missing_hash: int  # of the first block after its local hit; -1 = none
     release_epoch: int
     evicted_blocks: int
@@ -36,9 +35,9 @@ class Refusal:
         self._memory: _Memory | None = None
 
     @property
-    def held(self) -> tuple[Request, int] | None:
-        """The request that is remembered, and how many of its blocks were hit locally."""
-        return None if self._memory is None else (self._memory.request, self._memory.num_hits)
+    def is_held(self) -> bool:
+        """Whether a request is remembered."""
+        return self._memory is not None
 
     def remember(self, request: Request, num_hits: int) -> None:
         """The request did not fit, with so many blocks hit locally."""
@@ -47,7 +46,7 @@ class Refusal:
             hashes = request.block_hashes
             missing = hashes[num_hits] if num_hits < len(hashes) else -1
             epoch = 0 if connector is None else connector.epoch
-            self._memory = _Memory(request, num_hits, missing, pool.release_epoch, pool.evicted_blocks, epoch)
+            self._memory = _Memory(request, missing, pool.release_epoch, pool.evicted_blocks, epoch)
 
     def still_holds(self, request: Request) -> bool:
         """Whether this request was refused and would be refused again."""
