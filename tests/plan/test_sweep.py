@@ -285,6 +285,7 @@ def test_backends_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"jobs": 0}, "jobs: expected at least 1, found 0"),
         ({"address": "tcp://a:1"}, "address: tcp://a:1: expected backend dask or ray with it, found loky"),
         ({"backend": "dask"}, "backend: dask: expected the address of its scheduler with it"),
+        ({"backend": "dask", "address": "tcp://a"}, "such as tcp://localhost:8786, found 'tcp://a'"),
         ({"backend": "dask", "address": "tcp://a:1", "jobs": 2}, "jobs: 2: expected none with backend dask"),
     ):
         with pytest.raises(UserError, match=expected), connected(**wanted):  # type: ignore[arg-type]
@@ -316,7 +317,9 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = CliRunner().invoke(app, ["sweep", "sweep.yaml", "--jobs", "1", "-o", "bad"])
     assert failed.exit_code == 0
     assert "warning: 1 of 1 points have no result to rely on" in " ".join(failed.output.split())
-    for place in ("trace.jsonl.gz", "."):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "sweep.yaml").write_text("mine")
+    for place in ("trace.jsonl.gz", ".", "mine"):
         refused = CliRunner().invoke(app, ["sweep", "sweep.yaml", "-o", place])
         assert isinstance(refused.exception, UserError)
         assert "exists and is not a sweep's folder" in str(refused.exception)
