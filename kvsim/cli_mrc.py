@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import UserError
+from kvsim.trace.build import Names
 from kvsim.trace.files import KINDS
 from kvsim.trace.mooncake import DEFAULT_BLOCK_TOKENS
 from kvsim.trace.schedule import MAX_THINK_S, RESPONSE_S, STAGGER_S, Pace
@@ -37,7 +38,7 @@ def mrc(
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="As in vLLM: auto, bfloat16, fp8.")] = "auto",
     kv_bytes_per_token: Annotated[
-        int | None, typer.Option(min=1, max=2**40, help="KV bytes per token, all layers and ranks, instead of a model.")
+        int | None, typer.Option(min=1, max=2**27, help="KV bytes per token, all layers and ranks, instead of a model.")
     ] = None,
     order: Annotated[
         str,
@@ -93,7 +94,7 @@ def mrc(
     from kvsim.plan.prompts import prompts_of
     from kvsim.plan.sizing import sizing
 
-    wanted = _sizes(sizes)
+    wanted, chosen = _sizes(sizes), _order(order)
     pace = Pace(
         session_interval_s=_seconds("--session-interval", session_interval),
         max_think_s=None if max_think_time == "none" else _seconds("--max-think-time", max_think_time),
@@ -105,9 +106,9 @@ def mrc(
     apart = per_tenant and not names
     if apart and len(traces) < 2:
         raise UserError("--per-tenant: one TRACE and no --tenants, expected either names or one TRACE for each tenant")
-    groups = [[path] for path in traces] if apart else [traces]
+    groups, unique = [[path] for path in traces] if apart else [traces], Names().unique
     read = [_read(group, kind, block_tokens) for group in groups]
-    prompts = prompts_of(read, _order(order), pace, _names_of(traces) if apart else names)
+    prompts = prompts_of(read, chosen, pace, [unique(path.name) for path in traces] if apart else names)
     if not prompts.runs:
         raise UserError(f"{traces[0]}: no prompt is as long as a block of {prompts.block_tokens} tokens")
     with progress("computing", "sizes") as report:
@@ -121,7 +122,14 @@ def mrc(
             progress=report,
         )
     title = read[0].name if len(read) == 1 else f"{read[0].name} and {len(read) - 1} more"
+    # What a trace says about its answers does not matter here.
     notes += dict.fromkeys(note for trace in read for note in trace.notes if not note.startswith("generated tokens"))
+    notes.append("only prompts are cached, no generated tokens; the KV that running requests hold comes on top")
+    if prompts.times_s:
+        notes.append(
+            f"time: sessions without arrival time {session_interval} apart, responses as long as recorded"
+            f" ({response_time} where unknown), longest pause {max_think_time}"
+        )
     document = _document(title, of, notes, found)
     if output is not None:
         from kvsim.plan.mrc_folder import save_sizing
@@ -174,18 +182,14 @@ def _tenants(text: str | None) -> list[str]:
     return names
 
 
-def _names_of(paths: Sequence[Path]) -> list[str]:
-    names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
-
-
 def _kv_bytes(model: str | None, dtype: str, given: int | None) -> tuple[int, str, list[str]]:
     """KV bytes per token, whose they are, and what to know about them."""
     from kvsim.steptime.model import load_model
 
     if given is not None:
-        if model is not None:
-            raise UserError("--kv-bytes-per-token: expected it or --model, not both")
+        if model is not None or dtype != "auto":
+            other = "--model" if model is not None else "--kv-cache-dtype"
+            raise UserError(f"--kv-bytes-per-token: expected it or {other}, not both")
         return given, f"{given:,} bytes per token", []
     spec = load_model(model or _MODEL, dtype)
     bytes_per_token = spec.kv_bytes_per_token()

@@ -48,6 +48,7 @@ def save_sizing(folder: Path, title: str, found: Sizing, as_json: Mapping[str, A
             )
         for name, drawn in plots.items():
             (target / f"{name}.svg").write_text(as_svg(drawn), encoding="utf-8", newline="\n")
+            drawn.set_layout_engine("none")  # everything is in its place: finding it again is half the work
             (target / f"{name}.png").write_bytes(as_png(drawn))
         text = json.dumps(as_json, indent=1, ensure_ascii=False, allow_nan=False)
         (target / "mrc.json").write_text(text + "\n", encoding="utf-8", newline="\n")
