@@ -125,7 +125,7 @@ def mrc(
     # What a trace says about its answers does not matter here.
     notes += dict.fromkeys(note for trace in read for note in trace.notes if not note.startswith("generated tokens"))
     notes.append("only prompts are cached, no generated tokens; the KV that running requests hold comes on top")
-    if prompts.times_s:
+    if prompts.times_s and any(trace.num_requests > len(trace.sessions) or _waits(trace) for trace in read):
         notes.append(
             f"time: sessions without arrival time {session_interval} apart, responses as long as recorded"
             f" ({response_time} where unknown), longest pause {max_think_time}"
@@ -145,6 +145,10 @@ def mrc(
         console.print(f"note: {note}", markup=False, highlight=False)
     if output is not None:
         console.print(f"plot {output / 'mrc.png'}", highlight=False, soft_wrap=True)
+
+
+def _waits(trace: Trace) -> bool:
+    return any(session.start_ns is None for session in trace.sessions)
 
 
 def _sizes(text: str | None) -> list[int]:
@@ -257,7 +261,7 @@ def _knee_table(found: Sizing) -> Table:
     from kvsim.report.format import number, percent, traffic
 
     table = _table(
-        "Knees: from here on more cache buys clearly less",
+        "Knees of LRU: from here on more cache buys clearly less",
         ("size", "LRU hit rate", "a GB more, below it", "a GB more, above it"),
     )
     for knee in found.knees:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ Points = Sequence[tuple[int, float]]
 
 MOST_TENANTS = len(PALETTE)
 _NAME_WIDTH = 24
+_CLOSE = 2.0  # knees whose sizes differ less have their words on different sides
 _NO_HITS = "No block is used twice: no cache of any size has a hit."
 
 
@@ -58,13 +60,8 @@ def miss_ratio_plot(
     if optimum:
         _line(axes, optimum, ORANGE, DASHES[1], "Optimum (Belady)", marker="s")
     _line(axes, lru, BLUE, DASHES[0], "LRU")
-    for place, (size, rate) in enumerate(knees):
-        axes.plot([size], [rate], "o", color=VERMILLION, markersize=7, label="Knee of LRU" if not place else None)
-        axes.annotate(
-            f"{traffic(size)}\n{percent(rate)}", (size, rate), xytext=(7, -6), textcoords="offset points",
-            va="top", fontsize=9,
-        )  # fmt: skip
-    _size_axis(axes, lru)
+    _knees(axes, knees, max_hit_rate)
+    _size_axis(axes, lru, max_hit_rate)
     axes.legend(loc="best", fontsize=9)
     if working_set:
         _windows(panels[1][0], working_set)
@@ -86,7 +83,7 @@ def tenants_plot(title: str, tenants: Sequence[tuple[str, Points, Points]]) -> F
         _line(axes, shared, color, DASHES[0], shorten(name, _NAME_WIDTH))
         _line(axes, alone, color, DASHES[2], None)
     axes.plot([], [], color=INK, linestyle=DASHES[2], label="the same, alone")
-    _size_axis(axes, tenants[0][1])
+    _size_axis(axes, tenants[0][1], max(rate for _, *both in tenants for points in both for _, rate in points))
     axes.legend(loc="best", fontsize=9)
     if len(tenants) > MOST_TENANTS:
         text = f"the first {MOST_TENANTS} of {len(tenants)} tenants"
@@ -99,7 +96,25 @@ def _line(axes: Axes, points: Points, color: str, dashes: str, label: str | None
     axes.plot(sizes, rates, color=color, linestyle=dashes, label=label, marker=marker, markersize=3.5)
 
 
-def _size_axis(axes: Axes, points: Points) -> None:
+def _knees(axes: Axes, knees: Points, max_hit_rate: float) -> None:
+    """A dot each, with its size and rate: at its lower right, or its upper left where two are close."""
+    before = 0.0
+    for place, (size, rate) in enumerate(knees):
+        axes.plot([size], [rate], "o", color=VERMILLION, markersize=7, label=None if place else "Knee of LRU")
+        low, close = rate < 0.2 * max_hit_rate, size < _CLOSE * before
+        axes.annotate(
+            f"{traffic(size)}\n{percent(rate)}",
+            (size, rate),
+            xytext=(-7, 6) if close else (7, 6 if low else -6),
+            textcoords="offset points",
+            ha="right" if close else "left",
+            va="bottom" if close or low else "top",
+            fontsize=9,
+        )
+        before = 0.0 if close else size
+
+
+def _size_axis(axes: Axes, points: Points, highest: float) -> None:
     axes.set_xscale("log")
     first = next((size for size, rate in points if rate > 0), points[-1][0])
     axes.set_xlim(first / 1.2, max(points[-1][0], 2 * first) * 1.2)
@@ -107,7 +122,7 @@ def _size_axis(axes: Axes, points: Points) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _tick(size)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, min(1.0, math.ceil(12 * highest) / 10 or 1.0))  # whole tenths, with room for words
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("Cache size (logarithmic; GB = 1e9 bytes, TB = 1e12 bytes)")
     axes.set_ylabel("Share of block uses that hit")
