@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: kvsim mrc traces/swe-bench-like-60.jsonl.gz --model llama-3.1-70b -o sizes"
 
 _MODEL = "llama-3.1-70b"
-_MOST_TENANT_SIZES = 4
-_NAME_WIDTH = 24
+_MOST_TENANT_SIZES = 3
+_NAME_WIDTH = 20
 
 
 def mrc(
@@ -324,15 +324,15 @@ def _tenant_table(tenants: Sequence[TenantRow], sizes: Sequence[int]) -> Table:
     from kvsim.report.format import percent, shorten, traffic
 
     table = _table(
-        "Tenants: hit rate in the shared cache / alone in one of the same size",
-        ("tenant", "prompts", "different KV", "most", *map(traffic, sizes)),
+        "Tenants: hit rate in the shared cache / alone in one of the same size, %",
+        ("tenant", "prompts", "KV", "most", *map(traffic, sizes)),
     )
     for each in tenants:
         cells = []
         for size in sizes:
             at = each.size_bytes.index(size)
             shared, alone = each.shared_hit_rate[at], each.alone_hit_rate[at]
-            cells.append(f"{100 * shared:.1f} / {percent(alone)}")
+            cells.append(f"{100 * shared:.1f} / {100 * alone:.1f}")
         name = Text(shorten(each.name, _NAME_WIDTH))
         table.add_row(name, f"{each.prompts:,}", traffic(each.unique_bytes), percent(each.max_hit_rate), *cells)
     return table
