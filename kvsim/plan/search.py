@@ -48,12 +48,14 @@ class Verdict:
         score: what is to be small.
         failed: it could not be simulated; tells nothing about other points.
         enough: by number of a monotone axis, an index that would have given the very same run.
+        subject: what it is about, for `Grid.bound`.
     """
 
     strain: float
     score: Score = (math.inf,)
     failed: bool = False
     enough: Mapping[int, int] = field(default_factory=dict)
+    subject: object = None
 
     @property
     def is_met(self) -> bool:
@@ -187,7 +189,9 @@ class _Search:
 
     def run(self, *, exhaustive: bool) -> Found:
         if exhaustive:
-            self._simulate(all_points(self._grid))
+            points = all_points(self._grid)
+            slices = range(0, len(points), self._width)  # between two of them the clock is asked
+            all(self._simulate(points[start : start + self._width]) for start in slices)
         else:
             families = self._families()
             if len(families) <= MOST_FAMILIES:
@@ -267,7 +271,7 @@ class _Search:
         return self._halves(_Box(bound, box.number, box.low, box.high))
 
     def _halves(self, box: _Box) -> list[_Box]:
-        """The box cut across the axis with the fewest values: on one axis alone bounds are closest. Lower half first."""
+        """The box cut across its shortest side, as bounds are closest on one axis alone; the lower half first."""
         sides = _sides(box)
         if not sides:
             return []

@@ -95,9 +95,10 @@ class Slo:
         return found
 
     def check(self, measured: Mapping[str, float | None]) -> tuple[Check, ...]:
-        """Every limit beside its figure, in the order of the SLO; last, that all requests finished."""
+        """Every limit beside its figure, in the order of the SLO; last, if some did not, that all requests finish."""
         checks = [Check(limit.key, limit.limit, measured.get(limit.key)) for limit in self.limits]
-        return (*checks, Check(FINISHED, 1.0, measured.get(FINISHED)))
+        finished = Check(FINISHED, 1.0, measured.get(FINISHED))
+        return tuple(checks) if finished.is_met else (*checks, finished)
 
     def plain(self) -> dict[str, Any]:
         """The SLO as a plan says it."""

@@ -15,7 +15,7 @@ WOULD_NOT_START = "vLLM would refuse to start"  # how `kvsim.resolve` and `kvsim
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Rated:
     """A point that was simulated, or could not be.
 
     Attributes:
@@ -72,11 +72,15 @@ class Outcome:
         """Cost of a million output tokens; infinite if there are none."""
         return self.cost["total"] / self.output_tokens * 1e6 if self.output_tokens else math.inf
 
+    def usd_per_hour(self, prices: Prices) -> float:
+        """Of everything it takes."""
+        return sum(prices.per_hour(self.resources).values())
 
-def outcome_of(
+
+def rate(
     config: RunConfig, summary: Mapping[str, Any], measured: Mapping[str, float | None], slo: Slo, prices: Prices,
     share: float = 1.0,
-) -> Outcome:  # fmt: skip
+) -> Rated:  # fmt: skip
     """Judge a run.
 
     Args:
@@ -90,11 +94,11 @@ def outcome_of(
     resources = resources_of(config)
     for warning in summary["warnings"]:
         if warning.startswith(WOULD_NOT_START):
-            return Outcome(config, resources, warning.partition(". ")[0], share=share)
-    found = Outcome(config, resources, "", summary, slo.check(measured), {}, share)
+            return Rated(config, resources, warning.partition(". ")[0], share=share)
+    found = Rated(config, resources, "", summary, slo.check(measured), {}, share)
     hours = 0.0 if math.isinf(found.makespan_s) else found.makespan_s
     cost = cost_usd(prices, resources, hours, _held_without_limit(summary))
-    return Outcome(config, resources, "", summary, found.checks, cost, share)
+    return Rated(config, resources, "", summary, found.checks, cost, share)
 
 
 def _held_without_limit(summary: Mapping[str, Any]) -> int:
