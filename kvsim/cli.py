@@ -18,6 +18,8 @@ from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_conform import conform
+from kvsim.cli_plan import EPILOG as PLAN_EPILOG
+from kvsim.cli_plan import plan
 from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
 from kvsim.cli_sweep import sweep
 from kvsim.cli_trace import trace_app
@@ -35,6 +37,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
 app.command(epilog=SWEEP_EPILOG)(sweep)
+app.command(epilog=PLAN_EPILOG)(plan)
 
 
 def _version(wanted: bool) -> None:

@@ -88,17 +88,18 @@ class PlanTask:
         return self.space.base
 
 
-def load_plan(path: str | Path, overrides: Sequence[str] = ()) -> PlanTask:
+def load_plan(path: str | Path, overrides: Sequence[str] = (), base: RunConfig | None = None) -> PlanTask:
     """Read and check a plan's YAML file.
 
     Args:
         path: the file.
         overrides: ``objective=least_dram``, ``run.engine.max_model_len=65536``, ...; later ones win.
+        base: instead of the file's.
 
     Raises:
         UserError: one line about the first problem.
     """
-    return make_plan(read_yaml(path), Path(path).parent, Path(path).stem, overrides)
+    return make_plan(read_yaml(path), Path(path).parent, Path(path).stem, overrides, base)
 
 
 def make_plan(

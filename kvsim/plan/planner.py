@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kvsim.config import RunConfig
@@ -26,13 +26,15 @@ class Figures:
 
     Attributes:
         summary: of the run; empty if it failed.
-        measured: what `kvsim.plan.slo.Slo.measure` made of its requests.
+        measured: what `kvsim.plan.slo.Slo.of` made of its requests.
         reason: why it failed, or empty.
+        key: of the stored result, if it was stored.
     """
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, float | None] = field(default_factory=dict)
     reason: str = ""
+    key: str = ""
 
 
 class Runs(Protocol):
@@ -165,8 +167,9 @@ class _Judge:
 
     def _judged(self, config: RunConfig, figures: Figures, share: float) -> Rated:
         if figures.reason:
-            return Rated(config, resources_of(config), figures.reason, share=share)
-        return rate(config, figures.summary, figures.measured, self._task.slo, self._task.prices, share)
+            return Rated(config, resources_of(config), figures.reason, share=share, key=figures.key)
+        rated = rate(config, figures.summary, figures.measured, self._task.slo, self._task.prices, share)
+        return replace(rated, key=figures.key)
 
     def _verdict(self, point: Point, rated: Rated) -> Verdict:
         if rated.failed:

@@ -26,6 +26,7 @@ class Rated:
         checks: of the SLO.
         cost: USD by part and in total, over the run.
         share: of the sessions that were played.
+        key: of the stored result, if it was stored.
     """
 
     config: RunConfig
@@ -35,6 +36,7 @@ class Rated:
     checks: tuple[Check, ...] = ()
     cost: Mapping[str, float] = field(default_factory=dict)
     share: float = 1.0
+    key: str = ""
 
     @property
     def failed(self) -> bool:
@@ -86,7 +88,7 @@ def rate(
     Args:
         config: what was run.
         summary: of the run.
-        measured: what `Slo.measure` made of its requests.
+        measured: what `Slo.of` made of its requests.
         slo: the limits.
         prices: of its resources.
         share: of the sessions that were played.

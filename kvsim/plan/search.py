@@ -70,8 +70,8 @@ class Verdict:
         return (0, (*self.score, self.strain)) if self.is_met else (1, (self.strain, *self.score))
 
 
-class Grid(Protocol):
-    """The space, as the search sees it."""
+class Axes(Protocol):
+    """The shape of a space."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -86,6 +86,10 @@ class Grid(Protocol):
     def canonical(self, point: Point) -> Point:
         """The one of all points that mean the same config (a policy means nothing without memory)."""
         ...
+
+
+class Grid(Axes, Protocol):
+    """The space, as the search sees it."""
 
     def bound(self, low: Point, verdict: Verdict) -> Score:
         """No point above ``low`` has a smaller score, if none is faster than the one with this verdict."""
@@ -145,13 +149,13 @@ def search(grid: Grid, evaluate: Evaluate, budget: Budget, *, width: int = 1, ex
     return _Search(grid, evaluate, budget, width).run(exhaustive=exhaustive)
 
 
-def all_points(grid: Grid) -> list[Point]:
+def all_points(grid: Axes) -> list[Point]:
     """All different points of a space, in order."""
     found = (grid.canonical(point) for point in itertools.product(*(range(length) for length in grid.lengths)))
     return list(dict.fromkeys(found))
 
 
-def neighbours(grid: Grid, point: Point) -> Iterator[tuple[int, Point]]:
+def neighbours(grid: Axes, point: Point) -> Iterator[tuple[int, Point]]:
     """The points one step away, each with the number of its axis: next values, or all others of a choice."""
     for axis, length in enumerate(grid.lengths):
         near = (point[axis] - 1, point[axis] + 1)
