@@ -161,7 +161,7 @@ def _show(planned: Planned, advice: Advice, line: str, notes: list[str], folder:
     for note in (*notes, *planned.bounds.notes):
         console.print(f"- {note}", style="dim", markup=False, highlight=False)
     limits = [
-        f"{limit_name(limit.key)} {'>=' if limit.limit <= 1 else '<='} {amount(limit.key, limit.limit)}"
+        f"{limit_name(limit.key)} {'>=' if limit.key == 'goodput' else '<='} {amount(limit.key, limit.limit)}"
         for limit in planned.task.slo.limits
     ]
     if advice.best is not None:

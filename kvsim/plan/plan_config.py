@@ -19,6 +19,7 @@ from kvsim.plan.objective import Kind
 from kvsim.plan.prices import Prices, PricesConfig, prices_of
 from kvsim.plan.slo import Slo, parse_slo
 from kvsim.plan.space import Space
+from kvsim.resolve import read_trace_of
 from kvsim.units import Duration
 from kvsim.yamlfile import Document, read_yaml
 
@@ -154,7 +155,7 @@ def make_plan(
             " at a time are another load, not a cheaper server"
         )
     try:
-        axes = parse_axes(space_data, _num_sessions(base))
+        axes = parse_axes(space_data, _num_sessions(base) if SESSIONS in space_data else None)
     except UserError as error:
         raise at("space", error) from None
     try:
@@ -186,6 +187,6 @@ def _base(config: PlanConfig, document: Document, folder: Path, given: RunConfig
     return make_config(Document(document.source, config.run, lines), folder, changes, "base")
 
 
-def _num_sessions(base: RunConfig) -> int | None:
-    """As the base says; how many the trace has is known only when it has been read."""
-    return base.trace.max_sessions
+def _num_sessions(base: RunConfig) -> int:
+    """That the base plays."""
+    return len(read_trace_of(base).sessions)
