@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +129,39 @@ class RunConfig(Component):
         return check(RunConfig, Document("config", data), place).model_copy(update={"cluster": self.cluster})
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+@dataclass(frozen=True)
+class Given:
+    """Sections of a config that do not come from its file.
+
+    Attributes:
+        source: where they come from, for messages.
+        sections: in the place of the file's; of hardware, the file's other keys stay.
+        notes: remarks about them.
+    """
+
+    source: str
+    sections: Mapping[str, Any]
+    notes: Sequence[str] = ()
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = (), given: Given | None = None) -> RunConfig:
     """Read and check a run's YAML file.
 
     Paths inside the file are relative to the file's folder and become absolute, so that the resolved config
     can be run from anywhere. Paths in overrides, and `output.folder`, are relative to the current folder.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; None = there is none, what is `given` is all.
         overrides: ``engine.block_size=32``, ``connector.kind=none``, ...; later ones win.
+        given: sections that win over the file's.
 
     Raises:
         UserError: one line about the first problem.
     """
-    document = read_yaml(path)
+    document = read_yaml(path) if path is not None else Document(given.source if given else "config", {})
+    folder, source = (Path(path).parent, None) if path is not None else (Path.cwd(), document.source)
     data = document.data
+    sources: dict[Keys, str] = {}
     if isinstance(data, dict):
         for key in [key for key, value in data.items() if value is None and key in _SECTIONS]:
             del data[key]  # a section whose every key is commented out
@@ -151,8 +170,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         cluster = data.get("cluster")
         if isinstance(cluster, dict):
             cluster |= {key: {"kind": cluster[key]} for key in ROUTERS if isinstance(cluster.get(key), str)}
-        _make_absolute(data, (), Path(path).parent)
-    sources: dict[Keys, str] = {}
+        _make_absolute(data, (), folder)
+        if given is not None:
+            _put(given, data, sources)
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
         for override in sorted(overrides, key=lambda text: not text.startswith("engine.")):  # vllm_version first
             if override.startswith("connector.") and not override.startswith("connector.from_vllm="):
@@ -162,20 +182,32 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         _translate(data, document, sources)
 
         if "python_path" not in data and (classes := class_paths(data)):
-            folders = [Path(path).parent, *(Path.cwd() for place, _, _ in classes if place in sources)]
+            folders = [folder, *(Path.cwd() for place, _, _ in classes if place in sources)]
             data["python_path"] = list(dict.fromkeys(map(os.path.abspath, folders)))
 
     def where(keys: Keys) -> str:
         for end in range(len(keys), 0, -1):
             if keys[:end] in sources:
                 return sources[keys[:end]]
-        return document.where(keys)
+        return source or document.where(keys)
 
     config = check(RunConfig, document, where)
     check_classes(document.data, config.python_path, document, where)
     for number in range(len(config.cluster.instances) if config.cluster is not None else 0):
         config.of_group(number, where)
-    return config if config.name else config.model_copy(update={"name": _name_of(Path(path))})
+    return config if config.name else config.model_copy(update={"name": _name_of(Path(path or "unnamed"))})
+
+
+def _put(given: Given, data: dict[str, Any], sources: dict[Keys, str]) -> None:
+    """Sections from elsewhere in the place of the file's."""
+    for name, section in given.sections.items():
+        own = data.get(name)
+        data[name] = own | section if name == "hardware" and isinstance(own, dict) else dict(section)
+        sources |= {(name, key): given.source for key in section}
+    if given.notes:
+        notes = data.get("notes")
+        data["notes"] = [*(notes if isinstance(notes, list) else []), *given.notes]
+    _make_absolute(data, (), Path.cwd())
 
 
 def _translate(data: dict[str, Any], document: Document, sources: dict[Keys, str]) -> None:
