@@ -167,6 +167,12 @@ def make_plan(
     return PlanTask(config.name or name, config, space, slo, prices)
 
 
+def base_path(document: Document, folder: Path) -> Path | None:
+    """The file that a plan's base is in, if it is in one."""
+    base = document.data.get("base") if isinstance(document.data, dict) else None
+    return folder / Path(base).expanduser() if isinstance(base, str) and base else None
+
+
 def _base(config: PlanConfig, document: Document, folder: Path, given: RunConfig | None) -> RunConfig:
     changes = [
         Change(dotted_keys(key, f"{document.where(('set', key))}: set"), value, document.where(("set", key)), folder)

@@ -21,6 +21,7 @@ from kvsim.plan.sweep import POINTS
 from kvsim.plan.sweep_results import RESULTS, write_results
 from kvsim.report.plan_plots import pareto
 from kvsim.report.style import as_png, as_svg
+from kvsim.vllm_line import to_command_line
 
 KIND, SCHEMA = "kvsim-plan", 1
 ANSWER, RECOMMENDED, PNG, SVG = "plan.json", "recommended.yaml", "pareto.png", "pareto.svg"
@@ -67,6 +68,13 @@ def save_plan(planned: Planned, advice: Advice, serve_line: str, folder: Path) -
             partial.replace(folder / name)
     except OSError as error:
         raise UserError(f"{folder}: cannot write the plan: {error.strerror or error}") from error
+
+
+def serve_line(planned: Planned, advice: Advice) -> str:
+    """The ``vllm serve`` line of the recommended config, with what vLLM has no flag for as comments; or nothing."""
+    if not advice.meets_slo or advice.best is None:
+        return ""
+    return to_command_line(planned.rated[advice.best].config)
 
 
 def answer(planned: Planned, advice: Advice, serve_line: str = "") -> dict[str, Any]:
