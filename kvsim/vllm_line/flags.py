@@ -99,7 +99,8 @@ class _Reader:
         """As argparse tells them apart: -1 is a number, what has blanks is a value; -0.5 has a dotted key in it."""
         if not word.startswith("-") or word == "-" or re.fullmatch(r"-\d+", word):
             return False
-        return word in self.spellings or word.partition("=")[0] in self.spellings or " " not in word
+        name = word.partition("=")[0]
+        return " " not in word or word in self.spellings or any(known.startswith(name) for known in self.spellings)
 
     def _positional(self, word: str) -> None:
         before = self.words[self.at - 2] if self.at > 1 else ""

@@ -190,9 +190,10 @@ def _service(section: dict[str, Any]) -> Paste | None:
     notes: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = section.get(key)
-        as_text = isinstance(value, list) and len(value) == 1 and " " in str(value[0])
-        if isinstance(value, str) or (as_text and not _runs_shell(words)):
-            statements, found = shell_statements(value if isinstance(value, str) else str(value[0]))
+        if isinstance(value, list) and len(value) == 1 and " " in str(value[0]) and not _runs_shell(words):
+            value = str(value[0])  # one text in brackets: somebody has lost the commas
+        if isinstance(value, str):
+            statements, found = shell_statements(value)
             words += [word for statement in statements for word in statement.words]
             notes += found
         elif isinstance(value, list):
@@ -202,7 +203,7 @@ def _service(section: dict[str, Any]) -> Paste | None:
         return Paste(inner.words, inner.serve, inner.environment, inner.hidden, tag, (*notes, *inner.notes))
     found_words = _behind_launcher(words)
     is_bare = "image" not in section or "vllm" in str(section["image"])
-    if found_words is None and not (is_bare and any(word.startswith("--") for word in words)):
+    if found_words is None and not (is_bare and any(word.startswith("-") for word in words)):
         return None
     behind, serve = found_words or (words, True)
     return Paste(tuple(behind), serve, environment, {}, tag, tuple(notes))
