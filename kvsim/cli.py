@@ -46,7 +46,7 @@ app.command(epilog=PLAN_EPILOG)(plan)
 app.command("from-vllm", epilog="Example: kvsim from-vllm 'vllm serve Qwen/Qwen3-8B -tp 2 --kv-offloading-size 64'")(
     from_vllm
 )
-app.command("to-vllm", epilog="Example: kvsim to-vllm runs/demo/config.yaml")(to_vllm)
+app.command("to-vllm", epilog="Example: kvsim to-vllm runs/demo/config.resolved.yaml")(to_vllm)
 
 
 def _version(wanted: bool) -> None:
