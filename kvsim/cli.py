@@ -18,9 +18,15 @@ from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_conform import conform
+from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
+from kvsim.cli_mrc import mrc
+from kvsim.cli_plan import EPILOG as PLAN_EPILOG
+from kvsim.cli_plan import plan
 from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
 from kvsim.cli_sweep import sweep
 from kvsim.cli_trace import trace_app
+from kvsim.cli_vllm import Gpu, LineOptions, ModelFile, TraceOption, Version, from_vllm, to_vllm
+from kvsim.cli_vllm import Text as VllmLine
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
 from kvsim.registry import user_code
@@ -34,7 +40,13 @@ app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
+app.command(epilog=MRC_EXAMPLE)(mrc)
 app.command(epilog=SWEEP_EPILOG)(sweep)
+app.command(epilog=PLAN_EPILOG)(plan)
+app.command("from-vllm", epilog="Example: kvsim from-vllm 'vllm serve Qwen/Qwen3-8B -tp 2 --kv-offloading-size 64'")(
+    from_vllm
+)
+app.command("to-vllm", epilog="Example: kvsim to-vllm runs/demo/config.resolved.yaml")(to_vllm)
 
 
 def _version(wanted: bool) -> None:
@@ -54,7 +66,12 @@ def _root(
 
 @app.command(epilog="Example: kvsim run demo.yaml --set connector.cpu_bytes_to_use=256GiB -o runs/smaller")
 def run(
-    config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
+    config: Annotated[Path | None, typer.Argument(help="The run's YAML file; with --vllm, it may be left out.")] = None,
+    vllm: VllmLine = None,
+    trace: TraceOption = None,
+    gpu: Gpu = None,
+    vllm_version: Version = None,
+    model_config: ModelFile = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; repeatable."),
@@ -89,13 +106,13 @@ def run(
     ] = None,
 ) -> None:
     """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
-    from kvsim.config import load_config
     from kvsim.schedule_export import ScheduleExport
 
     export = ScheduleExport.from_options(
         export_schedule, schedule_from, schedule_until, schedule_request, schedule_max_bytes
     )
-    settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
+    line = LineOptions(vllm, trace, gpu, vllm_version, model_config)
+    settings = line.load(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     from kvsim.copy_plan import ASSUMED
     from kvsim.report.tables import instances_table, summary_table
     from kvsim.runner import run_and_save
@@ -105,7 +122,7 @@ def run(
         try:
             saved = run_and_save(settings, target, overwrite=overwrite, progress=report, export=export)
         except ConfigError as error:
-            raise UserError(f"{config}: {error}") from None
+            raise UserError(f"{config or '--vllm'}: {error}") from None
     if as_json:
         wanted = {} if export is None else {"schedule": str(export.path)}
         print_json({"folder": str(target), **wanted, **saved.summary})

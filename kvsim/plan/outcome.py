@@ -27,6 +27,7 @@ class Outcome:
         reason: of that; "" if all is well.
         config: the resolved config, as YAML.
         summary: as in ``summary.json`` of a run; None if it failed.
+        measured: what else was asked for of its requests, see `kvsim.plan.task.Measure`.
         is_reused: it had been stored before.
     """
 
@@ -35,6 +36,7 @@ class Outcome:
     reason: str
     config: str
     summary: dict[str, Any] | None
+    measured: dict[str, float | None] = field(default_factory=dict)
     is_reused: bool = field(default=False, compare=False)
 
     @property

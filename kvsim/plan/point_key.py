@@ -74,8 +74,13 @@ def file_digest(path: Path) -> str:
     return sha.hexdigest()
 
 
-def key_of(config: RunConfig, digests: Digests | None = None) -> str:
+def key_of(config: RunConfig, digests: Digests | None = None, measured: str = "") -> str:
     """The key of a config's result.
+
+    Args:
+        config: what is run.
+        digests: of files that were read before.
+        measured: names the figures that are wanted besides the summary.
 
     Raises:
         UserError: a file that it names is missing or cannot be read.
@@ -86,7 +91,8 @@ def key_of(config: RunConfig, digests: Digests | None = None) -> str:
     wanted["output"] = {"series_points": config.output.series_points}  # peaks and ends of the summary come from these
     wanted["trace"] = data["trace"] | {"path": digests.of_trace(config)}
     modules = _modules_of(config, data, digests)
-    return _sha([SCHEMA, kvsim.__version__, code_digest(), _with_content(wanted, digests), modules])
+    parts = [SCHEMA, kvsim.__version__, code_digest(), _with_content(wanted, digests), modules]
+    return _sha([*parts, measured] if measured else parts)
 
 
 @cache

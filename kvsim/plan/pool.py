@@ -13,7 +13,7 @@ from pathlib import Path
 from kvsim.config import RunConfig, dump_config
 from kvsim.plan.outcome import Outcome, PointFiles
 from kvsim.plan.point_key import Digests, key_of
-from kvsim.plan.task import Task, run_task
+from kvsim.plan.task import Measure, Task, run_task
 from kvsim.plan.workers import Backend, WorkerDied, Workers, connected
 
 Progress = Callable[[int, int], None]
@@ -29,6 +29,7 @@ def evaluate(
     retry_failed: bool = False,
     progress: Progress | None = None,
     digests: Digests | None = None,
+    measure: Measure | None = None,
 ) -> Iterator[tuple[int, Outcome]]:
     """Run configs, and give each outcome with the number of its point as soon as it is there.
 
@@ -45,6 +46,7 @@ def evaluate(
         retry_failed: run points again that have failed or were stuck before.
         progress: called with how many of how many points have an outcome.
         digests: of files that were read before.
+        measure: figures that are wanted besides the summary.
 
     Raises:
         UserError: a file that a config names is missing, the backend cannot be used, or the folder not be written. What
@@ -54,7 +56,7 @@ def evaluate(
     kept = PointFiles(None if folder is None else folder.absolute())
     places: dict[str, list[int]] = {}
     for place, config in enumerate(points):
-        places.setdefault(key_of(config, digests), []).append(place)
+        places.setdefault(key_of(config, digests, measure.name if measure else ""), []).append(place)
     done = 0
     missing: list[str] = []
     for key, same in places.items():
@@ -72,7 +74,9 @@ def evaluate(
         kept.make_folder()
         parent = os.getpid() if workers.are_children else None
         configs = {key: points[places[key][0]] for key in missing}
-        tasks = [Task(key, config, digests.of_trace(config), kept.folder, parent) for key, config in configs.items()]
+        tasks = [
+            Task(key, config, digests.of_trace(config), kept.folder, parent, measure) for key, config in configs.items()
+        ]
         for outcome in _run(sorted_by_trace(tasks), workers, kept):
             kept.put(outcome)
             done += len(places[outcome.key])

@@ -6,6 +6,9 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
 
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
@@ -23,6 +26,19 @@ TraceKey = tuple[str, str, str, bool]
 _traces: OrderedDict[TraceKey, Trace] = OrderedDict()
 
 
+class Measure(Protocol):
+    """Figures of a run that are not in its summary. Picklable, as it is called where the run is."""
+
+    @property
+    def name(self) -> str:
+        """Part of the result's key: another name, other figures."""
+        ...
+
+    def of(self, requests: pd.DataFrame) -> dict[str, float | None]:
+        """The figures of a run with these requests."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A point to run.
@@ -32,6 +48,7 @@ class Task:
         trace_digest: of its trace's files, when the key was made.
         folder: where it is kept as soon as it is finished, if that folder can be reached from there.
         parent: the process whose end is the worker's own: it finishes its point, keeps it and leaves; None = nobody's.
+        measure: further figures that are wanted.
     """
 
     key: str
@@ -39,6 +56,7 @@ class Task:
     trace_digest: str
     folder: Path | None = None
     parent: int | None = None
+    measure: Measure | None = None
 
     @property
     def trace_key(self) -> TraceKey:
@@ -60,7 +78,8 @@ def run_task(task: Task) -> Outcome:
 def _outcome_of(task: Task) -> Outcome:
     text = dump_config(task.config)
     try:
-        summary = run_of(*simulate(task.config, trace=_trace_of(task))).summary
+        run = run_of(*simulate(task.config, trace=_trace_of(task)))
+        summary, measured = run.summary, {} if task.measure is None else task.measure.of(run.requests)
     except UserError as error:
         return Outcome(task.key, "failed", str(error), text, None)
     except MemoryError:
@@ -73,10 +92,15 @@ def _outcome_of(task: Task) -> Outcome:
         return Outcome(task.key, "failed", f"{type(error).__name__}{own}: {' '.join(str(error).split())}", text, None)
     counts = summary["requests"]
     if not counts["stuck"]:
-        return Outcome(task.key, "ok", "", text, summary)
+        return Outcome(task.key, "ok", "", text, summary, measured)
     why = next(iter(counts["reasons"]["stuck"]))
     return Outcome(
-        task.key, "stuck", f"{counts['stuck']} of {counts['arrived']} requests had not ended: {why}", text, summary
+        task.key,
+        "stuck",
+        f"{counts['stuck']} of {counts['arrived']} requests had not ended: {why}",
+        text,
+        summary,
+        measured,
     )
 
 
