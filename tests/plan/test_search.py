@@ -39,6 +39,9 @@ class Surface:
         hours = verdict.score[1]
         return (self.per_hour(low) * hours,)
 
+    def floor(self, low: Point) -> Score:
+        return (self.per_hour(low) * min(self.hours.values()),)
+
     def verdict(self, point: Point) -> Verdict:
         if point in self.failing:
             return Verdict(float("inf"), failed=True)
