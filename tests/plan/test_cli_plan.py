@@ -19,6 +19,7 @@ from kvsim.errors import UserError
 from kvsim.plan.plan_config import load_plan
 from kvsim.plan.prices import resources_of
 from kvsim.steptime.model import load_model
+from kvsim.units import parse_size
 from kvsim.vllm_line import parse_command_line
 from kvsim.yamlfile import dump_yaml
 
@@ -99,7 +100,7 @@ def test_the_vllm_line_is_the_recommended_config(workplace: Path, first: Result)
     assert load_model(sections["model"]["name"]) == load_model(config.model.name)
     assert sections["engine"]["max_model_len"] == 16384
     assert sections["connector"]["kind"] == "offloading"
-    assert sections["connector"]["cpu_bytes_to_use"] == "6GiB"
+    assert parse_size(sections["connector"]["cpu_bytes_to_use"]) == 6 * GIB
 
 
 def test_a_plan_goes_on_where_it_was(workplace: Path, first: Result) -> None:
