@@ -18,6 +18,8 @@ from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_conform import conform
+from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
+from kvsim.cli_mrc import mrc
 from kvsim.cli_plan import EPILOG as PLAN_EPILOG
 from kvsim.cli_plan import plan
 from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
@@ -38,12 +40,13 @@ app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
+app.command(epilog=MRC_EXAMPLE)(mrc)
 app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command("from-vllm", epilog="Example: kvsim from-vllm 'vllm serve Qwen/Qwen3-8B -tp 2 --kv-offloading-size 64'")(
     from_vllm
 )
-app.command("to-vllm", epilog="Example: kvsim to-vllm runs/demo/config.yaml")(to_vllm)
+app.command("to-vllm", epilog="Example: kvsim to-vllm runs/demo/config.resolved.yaml")(to_vllm)
 
 
 def _version(wanted: bool) -> None:

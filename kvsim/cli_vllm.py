@@ -122,7 +122,7 @@ def from_vllm(
 
 
 def to_vllm(
-    config: Annotated[Path, typer.Argument(help="A run's YAML file, or config.yaml of a run folder.")],
+    config: Annotated[Path, typer.Argument(help="A run's YAML file, or config.resolved.yaml of a run folder.")],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; repeatable.")
     ] = None,

@@ -14,6 +14,7 @@ from kvsim.config import (
     MediumFaults,
     MultiConnectorConfig,
     OffloadingConnectorConfig,
+    RooflineStepTime,
     RunConfig,
 )
 from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, link_cautions, plan_copies
@@ -372,7 +373,7 @@ def _step_time(config: RunConfig, model: ModelSpec, gpu: GpuSpec, tp: int, ep: i
         name, options = config.step_time.kind, config.step_time.options
         found = CustomStep(name, STEP_TIMES.make(name, [Deployment(model, gpu, tp, ep)], options, config.python_path))
     else:
-        found = Roofline(model, gpu, tp, ep)
+        found = Roofline(model, gpu, tp, ep, config.step_time.scale)
     if isinstance(config.connector, LMCacheConnectorConfig) and config.connector.use_layerwise:
         found = PiecewiseDecode(found, config.connector.piecewise_launch * model.attention_layers)
     drafts = config.engine.speculative
@@ -405,4 +406,6 @@ def _hardware_notes(config: RunConfig, gpu: GpuSpec) -> list[str]:
     notes = notes_of_ranks(config)
     if gpu.fidelity != "fitted" and config.step_time.kind == "roofline":
         notes.append(f"{gpu.name}: step times from generic efficiencies, not fitted to this GPU: expect errors of 20 %")
+    if isinstance(config.step_time, RooflineStepTime) and config.step_time.scale != 1:
+        notes.append(f"step times are {config.step_time.scale:g} times what the roofline predicts (step_time.scale)")
     return notes

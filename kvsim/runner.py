@@ -15,9 +15,6 @@ from kvsim.cohort_scheduler import InexactError
 from kvsim.config import ClusterConfig, RunConfig, dump_config
 from kvsim.errors import UserError
 from kvsim.garbage import rarely_collected
-from kvsim.report.html import write_comparison, write_report
-from kvsim.report.plots import overlay, save_plots
-from kvsim.report.style import as_png
 from kvsim.resolve import Plan, read_whole_trace_of, with_max_sessions
 from kvsim.results.instances import InstanceTables
 from kvsim.results.records import InstanceRecord, RequestRecord, RunRecord, Sample, as_row
@@ -115,6 +112,9 @@ def run_of(plan: Plan | ClusterPlan, record: RunRecord) -> Run:
 
 def write_run(run: Run, target: RunFolder, *, plots: bool) -> Run:
     """Fill a run folder: tables, summary and report, and plots if wanted."""
+    from kvsim.report.html import write_report  # noqa: PLC0415 - plots take longer to import than a point of a sweep
+    from kvsim.report.plots import save_plots  # noqa: PLC0415 - as above
+
     run = target.write(run)
     if plots:
         save_plots(run, target.plots)
@@ -128,6 +128,10 @@ def save_comparison(runs: Sequence[Run], folder: Path) -> None:
     Raises:
         UserError: the folder is a run folder or a file, or cannot be written.
     """
+    from kvsim.report.html import write_comparison  # noqa: PLC0415 - as in `write_run`
+    from kvsim.report.plots import overlay  # noqa: PLC0415 - as above
+    from kvsim.report.style import as_png  # noqa: PLC0415 - as above
+
     if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - COMPARISON_FILES):
         raise UserError(f"{folder}: expected a new folder, or one that holds a comparison only")
     plot = as_png(overlay(runs))

@@ -210,7 +210,8 @@ def _random_config(rng: random.Random, shape: str, scale: int) -> RunConfig:
         connector = _offloading(rng, shape, size, room)
     else:
         engine["enable_prefix_caching"] = rng.random() < 0.7
-    faults = _faults(rng, restarts=not connector.get("tiers")) if rng.random() < 0.2 else {}
+    share = 0.2 if connector["kind"] == "offloading" else 0.5  # without a connector, windows are the longest
+    faults = _faults(rng, restarts=not connector.get("tiers")) if rng.random() < share else {}
     arrivals: dict[str, Any] = {"session_interval": rng.choice(["0", "3ms", "10ms"]), "max_think_time": None}
     if rng.random() < 0.1:
         arrivals["max_concurrent_sessions"] = rng.randint(1, 3)

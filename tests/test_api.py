@@ -11,21 +11,21 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from sweep_builder import small_trace
 
 import kvsim
 from kvsim.config import load_config
 from kvsim.runner import run_and_save
-from kvsim.trace.generate import GeneratorParameters, write_trace
 
 REPO = Path(__file__).parents[1]
-TIERED = {"kind": "offloading", "cpu_bytes_to_use": "12GiB", "tiers": [{"kind": "fs"}]}
+TIERED = {"kind": "offloading", "cpu_bytes_to_use": "800MiB", "tiers": [{"kind": "fs"}]}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trace of four sessions."""
     folder = tmp_path_factory.mktemp("api")
-    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, median_turns=6, seed=5))
+    small_trace(folder, sessions=4, turns=6, seed=5)
     return folder
 
 
@@ -33,8 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(folder: Path) -> dict[str, Any]:
     """A run of it, as a mapping."""
     return {
-        "trace": {"path": str(folder / "trace.jsonl.gz"), "session_interval": "2s"},
+        "trace": {"path": str(folder / "trace.jsonl.gz"), "session_interval": "1s"},
         "model": "llama-3.1-8b",
+        "engine": {"num_gpu_blocks_override": 500, "max_model_len": 8000},
         "connector": TIERED,
         "output": {"plots": False},
     }
@@ -102,9 +103,9 @@ ENGINES = [
     {},
     {"engine": {"kind": "reference"}},
     {"engine": {"async_scheduling": True}},
-    {"connector": {"kind": "lmcache", "max_local_cpu_size": "6GiB"}},
+    {"connector": {"kind": "lmcache", "max_local_cpu_size": "0.3GiB"}},
     {"trace": {"loras": 2, "images": {"share": 0.5, "tokens": 300}, "tenants": ["a", "b"], "max_sessions": 3}},
-    {"engine": {"block_size": 32}, "cluster": {"instances": [{"name": "a", "count": 2}], "router": "prefix_aware"}},
+    {"connector": {"kind": "none"}, "cluster": {"instances": [{"name": "a", "count": 2}], "router": "prefix_aware"}},
 ]
 
 

@@ -145,6 +145,13 @@ class RooflineStepTime(Component):
     """Step times from the model's and the GPU's figures."""
 
     kind: Literal["roofline"] = Field("roofline", description="computed from the model and the GPU")
+    scale: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        description="factor on all of it: what your vLLM takes over what is predicted",
+    )
 
 
 class FixedStepTime(Component):

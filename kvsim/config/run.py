@@ -205,7 +205,9 @@ def make_config(
         _translate(data, document, sources)
 
         if "python_path" not in data and (classes := class_paths(data)):
-            folders = [folder, *(Path.cwd() for place, _, _ in classes if place in sources)]
+            of_changes = {change.source: change.folder or Path.cwd() for change in changes}
+            places = [place[:end] for place, _, _ in classes for end in range(1, len(place) + 1)]
+            folders = [folder, *(of_changes[sources[place]] for place in places if place in sources)]
             data["python_path"] = list(dict.fromkeys(map(os.path.abspath, folders)))
 
     def where(keys: Keys) -> str:

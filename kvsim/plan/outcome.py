@@ -72,6 +72,18 @@ class PointFiles:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def make_folder(self) -> None:
+        """Make the folder, where there is to be one.
+
+        Raises:
+            UserError: it cannot be made.
+        """
+        if self.folder is not None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"{self.folder}: cannot be made: {error.strerror or error}") from error
+
     def put(self, outcome: Outcome) -> None:
         """Keep an outcome, unless it is there: whoever comes second has the same.
 
@@ -80,12 +92,12 @@ class PointFiles:
         """
         if self.folder is None or self.get(outcome.key) == outcome:
             return
+        self.make_folder()
         path = self._path(outcome.key)
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{threading.get_ident()}")
         data = {"kind": KIND, "schema": SCHEMA} | asdict(outcome)
         del data["is_reused"]
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with partial.open("w", encoding="utf-8", newline="\n") as file:
                 json.dump(data, file, indent=1, allow_nan=False, ensure_ascii=False)
                 file.write("\n")

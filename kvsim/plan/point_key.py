@@ -148,5 +148,7 @@ def _with_imports(module: ModuleType, folders: list[Path], seen: dict[str, Modul
         file = getattr(other, "__file__", None)
         if other is None or file is None or other.__name__ in seen:
             continue
-        if any(folder in Path(file).parents for folder in folders):
+        parents = Path(file).parents
+        is_installed = _ROOT in parents or any(parent.name in ("site-packages", "dist-packages") for parent in parents)
+        if not is_installed and any(folder in parents for folder in folders):
             yield from _with_imports(other, folders, seen)

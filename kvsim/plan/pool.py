@@ -70,9 +70,8 @@ def evaluate(
         progress(done, len(points))
     if not missing:
         return
-    if kept.folder is not None:
-        kept.folder.mkdir(parents=True, exist_ok=True)
     with connected(jobs, backend, address) as workers:
+        kept.make_folder()
         parent = os.getpid() if workers.are_children else None
         configs = {key: points[places[key][0]] for key in missing}
         tasks = [

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvsim.config import TraceConfig
 from kvsim.errors import UserError
 from kvsim.trace.reuse import Runs, prompt_runs
 from kvsim.trace.schedule import Pace, recorded_pace
@@ -106,6 +107,17 @@ def prompts_of(
         () if order == "sequential" else tuple(request.time_s for request, _ in found),
         tuple(tenants),
         tuple(tenant for _, tenant in found) if tenants else (),
+    )
+
+
+def pace_of(config: TraceConfig) -> Pace:
+    """The pace at which a run of this config begins its sessions and goes on with them."""
+    longest = config.max_think_time
+    return Pace(
+        session_interval_s=config.session_interval / 1e9,
+        max_think_s=None if longest is None else longest / 1e9,
+        max_concurrent_sessions=config.max_concurrent_sessions,
+        time_scale=config.time_scale,
     )
 
 

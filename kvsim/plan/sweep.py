@@ -105,24 +105,19 @@ def run_sweep(
     """
     points = points_of(sweep, overrides)
     _claim(folder)
-    configs = [point.config for point in points]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / SWEEP).write_text(resolved(sweep, points), encoding="utf-8", newline="\n")
-        for name in RESULTS:
-            (folder / name).unlink(missing_ok=True)  # of another sweep, or of a part of this one
-    except OSError as error:
-        raise UserError(f"{folder}: cannot write the sweep: {error.strerror or error}") from error
-    run = evaluate(
-        configs,
+    found: dict[int, Outcome] = {}
+    for place, outcome in evaluate(
+        [point.config for point in points],
         folder=folder / POINTS,
         jobs=jobs,
         backend=backend,
         address=address,
         retry_failed=retry_failed,
         progress=progress,
-    )
-    found = dict(run)
+    ):
+        if not found:  # it works: now the folder is ours
+            _begin(folder, resolved(sweep, points))
+        found[place] = outcome
     outcomes = [found[place] for place in range(len(points))]
     names = [point.spec.name for point in points]
     table = results_frame(sweep.axes, names, [point.spec.labels for point in points], outcomes)
@@ -161,6 +156,16 @@ def _claim(folder: Path) -> None:
         return
     if folder.is_dir():
         names = {path.name for path in folder.iterdir()}
-        if not names or (SWEEP in names and names <= _OWN_NAMES):
+        if not names or (POINTS in names and names <= _OWN_NAMES):
             return
     raise UserError(f"{folder}: exists and is not a sweep's folder (or holds other files too); expected a new name")
+
+
+def _begin(folder: Path, text: str) -> None:
+    """Say what is being swept; a table that is there is of another sweep, or of a part of this one."""
+    try:
+        (folder / SWEEP).write_text(text, encoding="utf-8", newline="\n")
+        for name in RESULTS:
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write the sweep: {error.strerror or error}") from error

@@ -1,12 +1,14 @@
-"""Processes that run tasks side by side, here or on a cluster, through joblib."""
+"""Processes that run tasks side by side: of this machine or of a dask cluster through joblib, or of a ray cluster."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import joblib
@@ -24,19 +26,22 @@ class WorkerDied(Exception):
     """A process ended in the middle of a task."""
 
 
+Map = Callable[[Callable[[A], B], Iterable[A], int], Iterator[B]]  # a function's results for tasks, so many at a time
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """Processes that are ready to work (see `connected`).
 
     Attributes:
         jobs: how many at a time; -1 = as many as there are.
-        options: of `joblib.parallel_config`.
+        mapped: takes as many tasks as there are processes, then one for each result.
         deaths: exceptions that say that a process has ended.
         are_children: whether they are processes of ours.
     """
 
     jobs: int
-    options: dict[str, Any]
+    mapped: Map[Any, Any]
     deaths: tuple[type[BaseException], ...]
     are_children: bool = False
 
@@ -54,15 +59,12 @@ class Workers:
         Raises:
             WorkerDied: it was this task.
         """
-        return next(self._map(function, [task], 2 if self.are_children else self.jobs))
+        (result,) = self._map(function, [task], 2 if self.are_children else self.jobs)
+        return result
 
     def _map(self, function: Callable[[A], B], tasks: Iterable[A], jobs: int) -> Iterator[B]:
-        with joblib.parallel_config(**self.options):
-            parallel = joblib.Parallel(
-                n_jobs=jobs, batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
-            )
         try:
-            yield from parallel(joblib.delayed(function)(task) for task in tasks)
+            yield from self.mapped(function, tasks, jobs)
         except self.deaths as error:
             raise WorkerDied(str(error)) from None
 
@@ -85,7 +87,7 @@ def connected(jobs: int | None = None, backend: Backend = "loky", address: str |
         if address is not None:
             raise UserError(f"address: {address}: expected backend dask or ray with it, found loky")
         number = jobs or joblib.cpu_count()
-        yield Workers(number, {"backend": "loky"}, (BrokenExecutor,), are_children=number > 1)
+        yield Workers(number, _through_joblib({"backend": "loky"}), (BrokenExecutor,), are_children=number > 1)
     elif backend == "dask":
         with _dask(jobs, address) as workers:
             yield workers
@@ -98,6 +100,10 @@ def connected(jobs: int | None = None, backend: Backend = "loky", address: str |
 def _dask(jobs: int | None, address: str | None) -> Iterator[Workers]:
     if address is None:
         raise UserError("backend: dask: expected the address of its scheduler with it, such as tcp://localhost:8786")
+    if not re.fullmatch(r"(\w+://)?\S+:\d+", address):
+        raise UserError(
+            f"address: expected that of a dask scheduler, such as tcp://localhost:8786, found {address!r:.60}"
+        )
     if jobs is not None:
         raise UserError(f"jobs: {jobs}: expected none with backend dask: its workers are all used")
     distributed = _package("distributed", "dask", "pip install 'kvsim[cluster]'")
@@ -108,7 +114,7 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[Workers]:
     with client:
         if not client.ncores():
             raise UserError(f"address: the dask scheduler at {address} has no workers, expected at least one")
-        yield Workers(-1, {"backend": "dask", "client": client}, (distributed.KilledWorker,))
+        yield Workers(-1, _through_joblib({"backend": "dask", "client": client}), (distributed.KilledWorker,))
 
 
 @contextmanager
@@ -118,11 +124,37 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[Workers]:
         ray.init(address=address or "auto", log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"address: no ray cluster at {address or 'auto'} ({' '.join(str(error).split())})") from None
-    import_module("ray.util.joblib").register_ray()
     try:
-        yield Workers(jobs or -1, {"backend": "ray"}, (ray.exceptions.RayError,))
+        number = jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        died = (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError)
+        yield Workers(number, _through_ray(ray), died)
     finally:
         ray.shutdown()
+
+
+def _through_joblib(options: dict[str, Any]) -> Map[Any, Any]:
+    def mapped(function: Callable[[A], B], tasks: Iterable[A], jobs: int) -> Iterator[B]:
+        with joblib.parallel_config(**options):
+            parallel = joblib.Parallel(
+                n_jobs=jobs, batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
+            )
+        yield from parallel(joblib.delayed(function)(task) for task in tasks)
+
+    return mapped
+
+
+def _through_ray(ray: Any) -> Map[Any, Any]:
+    """Joblib's backend of ray (2.60) gives no result before it has all of them."""
+
+    def mapped(function: Callable[[A], B], tasks: Iterable[A], jobs: int) -> Iterator[B]:
+        remote, coming = ray.remote(function), iter(tasks)
+        waiting = [remote.remote(task) for task in islice(coming, jobs)]
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            waiting += [remote.remote(task) for task in islice(coming, 1)]
+            yield ray.get(ready)
+
+    return mapped
 
 
 def _package(name: str, backend: str, install: str) -> Any:

@@ -8,11 +8,13 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from kvsim.report.format import MISSING, shorten, value
+from kvsim.report.format import shorten, value
 from kvsim.results.compare import METRIC
 
 WIDTH = 100
 MOST_ROWS = 40
+MOST_AXES, MOST_LINES = 3, 3
+"""With more axes than this they share one column; with longer labels than this the middle is left out."""
 _FIGURES: Mapping[str, str] = {
     "Hit rate": "hit_rate.total",
     "TTFT P50": "latency.ttft_ms.p50",
@@ -32,23 +34,28 @@ def points_table(table: pd.DataFrame, axes: Sequence[str], title: str) -> Table:
         title: above the table.
     """
     shown = Table(title=Text(shorten(title, WIDTH - 4), style="bold"), title_justify="left")
-    axes = [*(["name"] if "name" in table.columns else []), *axes]
-    room = WIDTH - 1 - len(_FIGURES) * (_FIGURE_WIDTH + 3)
-    width = max(room // max(len(axes), 1) - 3, 6)
     shown.add_column("#", justify="right", no_wrap=True)
-    for axis, header in zip(axes, _headers(axes), strict=True):
+    names = table["name"].tolist() if "name" in table.columns else []
+    if names:  # names that all points have stand for their axes
+        axes = ["name", *(axes if any(pd.isna(name) for name in names) else [])]
+    joined = len(axes) > MOST_AXES
+    room = WIDTH - 4 - len(str(len(table))) - len(_FIGURES) * (_FIGURE_WIDTH + 3)
+    width = room - 3 if joined else room // max(len(axes), 1) - 3
+    headers = _headers(axes)
+    for axis, header in [("", "point")] if joined else zip(axes, headers, strict=True):
         is_number = axis in table.columns and pd.api.types.is_numeric_dtype(table[axis])
-        shown.add_column(
-            Text(header), justify="right" if is_number else "left", max_width=width, overflow="fold", min_width=3
-        )
+        shown.add_column(Text(header), justify="right" if is_number else "left", max_width=width, overflow="fold")
     for name in _FIGURES:
-        shown.add_column(name, justify="right", max_width=_FIGURE_WIDTH, overflow="fold")
+        shown.add_column(name, justify="right", min_width=_FIGURE_WIDTH, max_width=_FIGURE_WIDTH)
     for row in table.head(MOST_ROWS).to_dict("records"):
-        labels = [Text(MISSING if pd.isna(row[axis]) else str(row[axis])) for axis in axes]
+        labels = ["" if pd.isna(row[axis]) else str(row[axis]) for axis in axes]
+        if joined:
+            labels = [", ".join(f"{header}={label}" for header, label in zip(headers, labels, strict=True) if label)]
         figures = [value(_number(row.get(key)), METRIC[key].unit) for key in _FIGURES.values()]
         if row["status"] != "ok":
             figures[0] = str(row["status"])
-        shown.add_row(str(row["index"]), *labels, *figures, style=None if row["status"] == "ok" else "yellow")
+        cells = [Text(shorten(label, MOST_LINES * width)) for label in labels]
+        shown.add_row(str(row["index"]), *cells, *figures, style=None if row["status"] == "ok" else "yellow")
     if len(table) > MOST_ROWS:
         shown.caption = f"The first {MOST_ROWS} of {len(table):,} points; results.csv has all of them."
         shown.caption_justify = "left"

@@ -42,12 +42,13 @@ class Roofline:
         ep: expert-parallel ranks; 1 = experts are sliced like everything else. ``ep`` = ``tp`` moves the same
             bytes. ``ep`` > ``tp`` means data-parallel attention over ``ep / tp`` engines with the same batch
             each. No load imbalance and no all-to-all time is modelled.
+        factor: on every step time: measured over predicted, where somebody has measured.
 
     Raises:
         UserError: the heads cannot be sharded over ``tp`` ranks, or ``ep`` is not a multiple of ``tp``.
     """
 
-    def __init__(self, model: ModelSpec, gpu: GpuSpec, tp: int = 1, ep: int = 1) -> None:
+    def __init__(self, model: ModelSpec, gpu: GpuSpec, tp: int = 1, ep: int = 1, factor: float = 1.0) -> None:
         model.check_tp(tp)
         if ep < 1 or (ep > 1 and (ep % tp or not model.moe)):
             raise UserError(
@@ -56,8 +57,8 @@ class Roofline:
             )
         self.model, self.gpu, self.tp, self.ep = model, gpu, tp, ep
         self._kernels = Kernels(model, gpu, tp, ep)
-        scale = gpu.host.slack * _NS * _ONE
-        self._scale = scale
+        self._factor = factor
+        self._scale = scale = factor * gpu.host.slack * _NS * _ONE
         full = 0  # every layer that attends to the whole context has the same unit: one token of context
         windows: dict[int, int] = {}
         for group in model.groups:
@@ -167,7 +168,7 @@ class Roofline:
 
     def _host(self, rows: int) -> int:
         host = self.gpu.host
-        return round((host.step_us + host.request_us * rows) * 1e3 * _ONE)
+        return round(self._factor * (host.step_us + host.request_us * rows) * 1e3 * _ONE)
 
 
 def floor_sum(n: int, m: int, a: int, b: int) -> int:

@@ -27,12 +27,14 @@ class Pace:
         max_think_s: longest pause between two turns; None = as recorded.
         response_s: length of a response where the trace does not tell.
         max_concurrent_sessions: sessions at a time, later ones wait; None = no limit.
+        time_scale: multiplies arrival times, and think times before they are cut.
     """
 
     session_interval_s: float = STAGGER_S
     max_think_s: float | None = MAX_THINK_S
     response_s: float = RESPONSE_S
     max_concurrent_sessions: int | None = None
+    time_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class _Pace:
             start_s = self._pace.session_interval_s * self._staggered
             self._staggered += 1
         else:
-            start_s = session.start_ns / 1e9
+            start_s = session.start_ns / 1e9 * self._pace.time_scale
         if len(self._ends_s) == self._pace.max_concurrent_sessions:
             start_s = max(start_s, heapq.heappop(self._ends_s))
         first = len(self.requests)
@@ -116,5 +118,5 @@ class _Pace:
         return waited_s
 
     def _think_s(self, turn: Turn) -> float:
-        think_s, limit_s = recorded_think_s(turn), self._pace.max_think_s
+        think_s, limit_s = recorded_think_s(turn) * self._pace.time_scale, self._pace.max_think_s
         return think_s if limit_s is None else min(think_s, limit_s)

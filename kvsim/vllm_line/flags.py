@@ -96,10 +96,11 @@ class _Reader:
             self._set(flag, name, json.dumps(keys))
 
     def _looks_like_flag(self, word: str) -> bool:
-        """As argparse tells them apart: -1 is a number, and what has blanks is a value."""
-        if not word.startswith("-") or word == "-" or re.fullmatch(r"-\d+|-\d*\.\d+", word):
+        """As argparse tells them apart: -1 is a number, what has blanks is a value; -0.5 has a dotted key in it."""
+        if not word.startswith("-") or word == "-" or re.fullmatch(r"-\d+", word):
             return False
-        return word in self.spellings or word.partition("=")[0] in self.spellings or " " not in word
+        name = word.partition("=")[0]
+        return " " not in word or word in self.spellings or any(known.startswith(name) for known in self.spellings)
 
     def _positional(self, word: str) -> None:
         before = self.words[self.at - 2] if self.at > 1 else ""
@@ -212,7 +213,7 @@ class _Reader:
         except UserError as error:
             self.given.refusals.append(f"{spelling}: {error}")
             return None
-        if flag.choices and value not in flag.choices:
+        if flag.choices and str(value) not in flag.choices:
             guess = did_you_mean(closest(str(value), flag.choices))
             few = ", ".join(flag.choices[:8]) + (", ..." if len(flag.choices) > 8 else "")
             self.given.refusals.append(f"{spelling}: expected one of {few}, found {value!r:.40}{guess}")

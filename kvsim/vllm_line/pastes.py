@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from kvsim.vllm_line.words import Statement, mark, shell_statements
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _YAML = re.compile(r"(?m)^\s*(?:-\s+)?(?:command|args|entrypoint)\s*:")
-_LOG = re.compile(r"non-default args:\s*(\{.*\})", re.DOTALL)
+_LOG = re.compile(r"non-default args:\s*(\{.*\})")
 _SHELLS = {"sh", "bash", "zsh", "/bin/sh", "/bin/bash"}
 _CONTAINERS = {"docker", "podman", "nerdctl"}
 _WITHOUT_VALUE = re.compile(  # options of `docker run` that take none
@@ -92,13 +91,13 @@ def _command(statement: Statement) -> Paste | None:
         while words and re.match(r"[A-Za-z_]\w*=", words[0]):
             name, _equals, value = words.pop(0).partition("=")
             environment[name] = value
-    if len(words) > 2 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ec", "-xc"):
+    if len(words) > 2 and _runs_shell(words):
         return _one(*shell_statements(words[2], environment))
     if words[:2] and words[0] in _CONTAINERS and words[1] == "run":
         words, inside, tag = _in_container(words[2:])
         environment = inside
         found = _behind_launcher(words)
-        if found is None and len(words) > 2 and words[0] in _SHELLS and words[1].endswith("c"):
+        if found is None and len(words) > 2 and _runs_shell(words):
             inner = _one(*shell_statements(words[2], environment))
             return Paste(inner.words, inner.serve, inner.environment, inner.hidden, tag, inner.notes)
         found = found or (words, True)
@@ -107,6 +106,11 @@ def _command(statement: Statement) -> Paste | None:
     if found is None:
         return None
     return Paste(tuple(w for w in found[0] if w != "..."), found[1], environment, statement.hidden, tag)
+
+
+def _runs_shell(words: Sequence[str]) -> bool:
+    """``bash -c``, whose next word is a shell text."""
+    return len(words) > 1 and words[0] in _SHELLS and words[1].startswith("-") and words[1].endswith("c")
 
 
 def _behind_launcher(words: Sequence[str]) -> tuple[list[str], bool] | None:
@@ -186,17 +190,20 @@ def _service(section: dict[str, Any]) -> Paste | None:
     notes: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = section.get(key)
-        if isinstance(value, str) or (isinstance(value, list) and len(value) == 1 and " " in str(value[0])):
-            statements, found = shell_statements(value if isinstance(value, str) else str(value[0]))
+        if isinstance(value, list) and len(value) == 1 and " " in str(value[0]) and not _runs_shell(words):
+            value = str(value[0])  # one text in brackets: somebody has lost the commas
+        if isinstance(value, str):
+            statements, found = shell_statements(value)
             words += [word for statement in statements for word in statement.words]
             notes += found
         elif isinstance(value, list):
             words += [_literal(item, environment) for item in value]
-    if len(words) > 2 and words[0] in _SHELLS and words[1].startswith("-"):
+    if len(words) > 2 and _runs_shell(words):
         inner = _one(*shell_statements(words[2], environment))
         return Paste(inner.words, inner.serve, inner.environment, inner.hidden, tag, (*notes, *inner.notes))
     found_words = _behind_launcher(words)
-    if found_words is None and not any(word.startswith("--") for word in words):
+    is_bare = "image" not in section or "vllm" in str(section["image"])
+    if found_words is None and not (is_bare and any(word.startswith("-") for word in words)):
         return None
     behind, serve = found_words or (words, True)
     return Paste(tuple(behind), serve, environment, {}, tag, tuple(notes))
@@ -270,8 +277,3 @@ def _evaluated(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_evaluated(item) for item in node.elts]
     return ast.literal_eval(node)
-
-
-def joined(words: Sequence[str]) -> str:
-    """Words as a shell line."""
-    return shlex.join(words)

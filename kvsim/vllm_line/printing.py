@@ -34,7 +34,7 @@ _SECTIONS = ("model", "hardware", "engine", "connector")
 _NOT_OF_VLLM = re.compile(
     r"hardware\.(link|host.*)|engine\.kind|engine\.speculative\.(acceptance_rate|draft_time)"
     r"|connector\.(.*\.)?(storage|name|(read|write)_bandwidth|latency|handshake|lookup_latency|descriptor_time"
-    r"|piecewise_launch|kv_layout|coalesce|restarts.*)"
+    r"|piecewise_launch|kv_layout|coalesce|restarts.*|l1_size|chunk_size)"  # the last two: said with lmcache server
 )
 
 
@@ -71,7 +71,7 @@ def arguments(config: RunConfig, role: str = "both") -> tuple[dict[str, str], li
     for key in _VALUES:
         value = getattr(engine, key)
         if value is not None and value != type(engine).model_fields[key].default:
-            words.append([f"--{key.replace('_', '-')}", f"{value:.15g}" if isinstance(value, float) else str(value)])
+            words.append([f"--{key.replace('_', '-')}", str(value)])
     hybrid = spec is not None and any(group.kind == "linear" for group in spec.groups)
     for key in _SWITCHES:
         value, flag = getattr(engine, key), f"--{key.replace('_', '-')}"

@@ -20,7 +20,7 @@ from kvsim.vllm_line.speculative import SIMULATED
 _SAME = (
     "block_size", "num_gpu_blocks_override", "gpu_memory_utilization", "max_num_batched_tokens", "max_num_seqs",
     "scheduling_policy", "enable_chunked_prefill", "long_prefill_token_threshold", "enable_prefix_caching",
-    "prefix_cache_retention_interval", "disable_hybrid_kv_cache_manager", "scheduler_reserve_full_isl", "max_loras",
+    "disable_hybrid_kv_cache_manager", "scheduler_reserve_full_isl", "max_loras",
     "disable_chunked_mm_input",
 )  # fmt: skip
 _KV_DTYPES = {
@@ -134,6 +134,8 @@ def _engine(wanted: Sections, spec: ModelSpec | None) -> None:
         value = values.get(f"--{key.replace('_', '-')}")
         if value is not None:
             engine[key] = value
+    if "--prefix-cache-retention-interval" in values:  # None is a value of it: everywhere
+        engine["prefix_cache_retention_interval"] = values["--prefix-cache-retention-interval"]
     if (size := values.get("--kv-cache-memory-bytes")) is not None:
         engine["kv_cache_memory_bytes"] = f"{size}B"
     length = values.get("--max-model-len")
@@ -230,10 +232,11 @@ def _connector(wanted: Sections) -> None:
     wanted.connector |= found.connector
     known = ("LMCACHE_CONFIG_FILE and LMCACHE_*", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
     wanted.notes += [note for note in found.notes if not note.startswith(known)]  # they are read here
-    for kind, variable, key, unit in _FROM_ENVIRONMENT:
-        value = wanted.environment.get(variable)
-        if wanted.connector["kind"] == kind and value is not None:
-            wanted.connector[key] = f"{value}{unit}" if unit else int(value) if value.isdecimal() else value
+    for part in (wanted.connector, *wanted.connector.get("connectors", ())):
+        for kind, variable, key, unit in _FROM_ENVIRONMENT:
+            value = wanted.environment.get(variable)
+            if part["kind"] == kind and value is not None:
+                part[key] = f"{value}{unit}" if unit else int(value) if value.isdecimal() else value
     if wanted.values.get("--enable-prefix-caching") is False and wanted.connector["kind"] == "simple_cpu":
         wanted.connector.clear()
         wanted.notes.append("SimpleCPUOffloadConnector disables itself without prefix caching: nothing is offloaded")

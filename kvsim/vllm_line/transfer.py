@@ -120,6 +120,16 @@ def with_lmcache_settings(
         The config, notes, and what keeps it from being simulated.
     """
     found = dict(config)
+    if config.get("kv_connector") == "MultiConnector":
+        settled = [with_lmcache_settings(child, environment) for child in children_of(config)]
+        if not settled or len(settled) != len(config["kv_connector_extra_config"]["connectors"]):
+            return found, [], []  # it is refused as it stands
+        extra = dict(config["kv_connector_extra_config"]) | {"connectors": [child for child, _, _ in settled]}
+        return (
+            found | {"kv_connector_extra_config": extra},
+            [note for _, notes, _ in settled for note in notes],
+            [problem for _, _, problems in settled for problem in problems],
+        )
     if config.get("kv_connector") != "LMCacheConnectorV1":
         return found, [], []
     own = dict(config.get("kv_connector_extra_config") or {})

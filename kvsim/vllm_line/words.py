@@ -25,6 +25,8 @@ _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(?:&\d|&-)?")
 _PLACEHOLDER = re.compile(r"<([A-Za-z][^<>\n]*)>")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
+_ANSI_C = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t"}
 _LOST_QUOTES = re.compile(r"\{\s*(?:[\"'](?!\$)|\})")
 
 
@@ -241,6 +243,11 @@ class _Shell:
                     self.at += 2
                 else:
                     self._join(joined)
+            elif c == "$" and (ansi := _ANSI_C.match(self.text, self.at)):
+                parts.append(re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), ansi[1]))
+                self.at, quoted = ansi.end(), True
+            elif self.text.startswith('$"', self.at):
+                self.at += 1  # a text to be translated
             elif c in "$`":
                 parts.append(re.sub(r"[ \t\n]+", _SPLIT, self._expansion()))
             else:

@@ -170,6 +170,10 @@ MUTANTS = [
     ("cohort: those who come back have generated", SCHEDULER, "for group in (self._individuals, self._come_back)", "for group in (self._individuals,)"),
     ("cohort: members' full blocks are cached", SCHEDULER,
      "return super().num_cached_blocks() + self.cohort.full_blocks() - self._num_hashed", "return super().num_cached_blocks()"),
+    ("cohort: a step that is under way has its blocks", SCHEDULER,
+     "self.cohort.full_blocks(ahead=self._is_under_way)", "self.cohort.full_blocks()"),
+    ("quiet: who blocked the queue may have given up", SCHEDULER,
+     "is_blocked = bool(self.waiting) and (self._is_blocked or self._refusal.held)", "is_blocked = self._is_blocked or self._refusal.held"),
     # -- the GPU pool
     ("pool: plain blocks go to the front", POOL, "        self._queue.put_plain_first(count)\n", "        self._queue.put_plain_last(count)\n"),
     ("pool: plain blocks go to the end (0.23.0)", POOL,

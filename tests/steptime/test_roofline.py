@@ -146,6 +146,16 @@ def test_expert_parallel_ranks_move_the_same_bytes() -> None:
         Roofline(load_model("llama-3.1-8b"), gpu, 2, 2)
 
 
+def test_a_factor_scales_every_step() -> None:
+    """Host time included, to the nanosecond; windows stay sums of steps."""
+    model, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
+    plain, slower = Roofline(model, gpu), Roofline(model, gpu, factor=1.5)
+    for prefill, decode in (([], [500, 9_000]), ([(2_048, 4_096)], []), ([(512, 0)], [70_000])):
+        assert abs(slower.step_ns(prefill, decode) - 1.5 * plain.step_ns(prefill, decode)) <= 2
+    steps = [slower.step_ns([], [500 + i, 9_000 + i]) for i in range(40)]
+    assert slower.window_ns([500, 9_000], 40) == sum(steps)
+
+
 def test_heads_must_divide_by_the_ranks() -> None:
     """28 query heads cannot be cut into 8; the message says so."""
     with pytest.raises(UserError, match=r"28 attention heads of qwen2\.5-7b are not divisible"):

@@ -114,10 +114,10 @@ def main() -> None:
     arguments.add_argument("--parse", action="store_true")
     wanted = arguments.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
-        _parser, serve = make_parser(wanted.source)
+        parser, serve = make_parser(wanted.source)
     if wanted.parse:
-        for _line in sys.stdin:
-            pass
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps(parsed(parser, json.loads(line)), default=str) + "\n")
         return
     groups = {action.dest: group.title for group in serve._action_groups for action in group._group_actions}
     flags = [
