@@ -84,6 +84,15 @@ def run(
     schedule_max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Export steps until so much is copied, such as 20GB.")
     ] = None,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Write timeline.json, to be opened in ui.perfetto.dev.")
+    ] = False,
+    timeline_from: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin the timeline at this moment, such as 10s.")
+    ] = None,
+    timeline_until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End the timeline at this moment, such as 60s.")
+    ] = None,
 ) -> None:
     """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
     from kvsim.config import load_config
@@ -92,7 +101,10 @@ def run(
     export = ScheduleExport.from_options(
         export_schedule, schedule_from, schedule_until, schedule_request, schedule_max_bytes
     )
-    settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
+    wanted = {"debug": debug, "output.timeline": timeline or timeline_from or timeline_until}
+    changes = [*(overrides or []), *(f"{key}=true" for key, is_wanted in wanted.items() if is_wanted)]
+    window = {"output.timeline_from": timeline_from, "output.timeline_until": timeline_until}
+    settings = load_config(config, [*changes, *(f"{key}={time}" for key, time in window.items() if time is not None)])
     from kvsim.copy_plan import ASSUMED
     from kvsim.report.tables import instances_table, summary_table
     from kvsim.runner import run_and_save
@@ -104,8 +116,9 @@ def run(
         except ConfigError as error:
             raise UserError(f"{config}: {error}") from None
     if as_json:
-        wanted = {} if export is None else {"schedule": str(export.path)}
-        print_json({"folder": str(target), **wanted, **saved.summary})
+        files = {} if export is None else {"schedule": str(export.path)}
+        files |= {"timeline": str(target / "timeline.json")} if settings.output.timeline else {}
+        print_json({"folder": str(target), **files, **saved.summary})
         return
     console = output_console()
     assumed = 0
@@ -124,6 +137,8 @@ def run(
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
     console.print(f"report {target / 'report.html'}", highlight=False, soft_wrap=True)
+    if settings.output.timeline:
+        console.print(f"timeline {target / 'timeline.json'}", highlight=False, soft_wrap=True)
     if export is not None:
         console.print(f"schedule {export.path}", highlight=False, soft_wrap=True)
 

@@ -38,7 +38,7 @@ SCHEMA = 1
 SUMMARY, REQUESTS, SERIES, TIERS = "summary.json", "requests.parquet", "series.parquet", "tiers.parquet"
 INSTANCES = "instances.parquet"
 CONFIG, PLOTS, REPORT = "config.resolved.yaml", "plots", "report.html"
-KV_EVENTS = "kv_events.jsonl"
+KV_EVENTS, TIMELINE = "kv_events.jsonl", "timeline.json"
 OWN_NAMES = frozenset(
     (
         SUMMARY,
@@ -51,7 +51,7 @@ OWN_NAMES = frozenset(
         REPORT,
         KV_EVENTS,
         "steps.parquet",
-        "timeline.json",
+        TIMELINE,
         "schedule.jsonl",
         "schedule.jsonl.gz",
     )
@@ -164,6 +164,11 @@ class RunFolder:
     def report(self) -> Path:
         """Path for the HTML report."""
         return self.path / REPORT
+
+    @property
+    def timeline(self) -> Path:
+        """Path for the timeline."""
+        return self.path / TIMELINE
 
     def kv_events(self) -> TextIO:
         """A new file for KV events, one batch per line."""
