@@ -99,9 +99,7 @@ class Cluster:
             Server(
                 clock,
                 member.plan,
-                RunRecord(
-                    requests=record.requests, series=Series(points, at_least_ns), timeline=record.timeline
-                ),
+                RunRecord(requests=record.requests, series=Series(points, at_least_ns), timeline=record.timeline),
                 reception,
                 clients,
                 name=member.name,

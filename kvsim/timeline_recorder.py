@@ -68,6 +68,7 @@ class TimelineRecorder(EngineObserver):
         """The request arrives now."""
         self._open[request] = Lifeline(entry, [])
         self._enter(request, "waiting")
+        self._count_requests()
 
     def _enter(self, request: Request, state: str) -> None:
         states = self._open[request].states
@@ -150,7 +151,7 @@ class TimelineRecorder(EngineObserver):
         name = " + ".join(kind for kind, tokens in (("prefill", prefill), ("decode", decode)) if tokens)
         args = {
             "first_step": batch.number,
-            "steps": batch.steps,
+            "steps": batch.steps if batch.output.computes else 0,
             "prefill_tokens": prefill,
             "decode_tokens": decode,
             "gpu_ms": batch.gpu_ns / 1e6,
@@ -195,11 +196,12 @@ class TimelineRecorder(EngineObserver):
     def _count(self, name: str, values: dict[str, float]) -> None:
         now, counter = self._clock.now, self.process.counter(name)
         if now <= self._timeline.start_ns:  # the last of these holds when the window begins
-            counter.entries = [Count(now, values)]
-            counter.num_seen = 1
-        if not self._timeline.shows(now, now) or (counter.entries and counter.entries[-1].values == values):
+            counter.entries, counter.num_seen = [Count(now, values)], 1
+        elif counter.entries and counter.entries[-1].time_ns == now:
+            counter.entries[-1].values = values
+        elif counter.entries and counter.entries[-1].values == values:
             return
-        if counter.take_next():
+        elif self._timeline.shows(now, now) and counter.take_next():
             counter.add(Count(now, values))
 
     # -- copies

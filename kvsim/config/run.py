@@ -26,8 +26,8 @@ from kvsim.config.fields import Folders, Name, Text
 from kvsim.config.tiers import tier_names
 from kvsim.config.trace import TraceConfig
 from kvsim.errors import UserError
-from kvsim.units import Duration
 from kvsim.overrides import apply_override
+from kvsim.units import Duration
 from kvsim.vllm_args import translate
 from kvsim.yamlfile import Document, Keys, dump_yaml, is_path, read_yaml
 

@@ -1,6 +1,6 @@
 """A run moment by moment, in the Trace Event Format that ui.perfetto.dev and chrome://tracing open.
 
-The format is that of the Chromium project ("Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
+The format is Chromium's "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
 complete events (``X``) for what a track does, one after the other; nested asynchronous events (``b``, ``e``) for the
 life of each request; counters (``C``); metadata (``M``) for names. Times are microseconds since the simulation began.
 """
@@ -199,7 +199,7 @@ class Timeline:
         """The request, and in it one state after the other; a state that took no time is left out."""
         entry = lifeline.entry
         title = f"{entry.session}/{entry.stream}" if entry.stream else entry.session
-        common = {"cat": "request", "id": f"{pid}/{entry.request_id}", "pid": pid, "tid": 0}
+        common = {"cat": "request", "id2": {"local": entry.request_id}, "pid": pid, "tid": 0}
         first, last = self._us(lifeline.states[0][0]), self._us(lifeline.end_ns)
         yield {"ph": "b", "name": title, "ts": first, **common, "args": _facts(entry)}
         ends = [start for start, _ in lifeline.states[1:]] + [lifeline.end_ns]
@@ -222,7 +222,12 @@ def write_timeline(path: Path, timeline: Timeline) -> int:
     """
     events = timeline.events()
     window = [timeline.start_ns / 1e9, None if timeline.end_ns is None else timeline.end_ns / 1e9]
-    facts = {"made_by": "kvsim", "time_zero": "start of the simulation", "window_s": window, "dropped": timeline.dropped}
+    facts = {
+        "made_by": "kvsim",
+        "time_zero": "start of the simulation",
+        "window_s": window,
+        "dropped": timeline.dropped,
+    }
     try:
         with path.open("w", encoding="utf-8", newline="\n") as file:
             file.write('{"displayTimeUnit": "ms",\n"otherData": ' + _json(facts) + ',\n"traceEvents": [\n')
@@ -271,4 +276,3 @@ def _facts(entry: RequestRecord) -> dict[str, Any]:
 
 def _num_events(group: Kept[Any]) -> int:
     return sum(2 + 2 * len(each.states) if isinstance(each, Lifeline) else 1 for each in group.entries)
-
