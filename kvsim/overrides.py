@@ -1,7 +1,9 @@
-"""``--set key=value`` on the command line: changes to what a YAML file says, before it is checked."""
+"""Changes to what a YAML file says, before it is checked: ``--set key=value``, or a point of a sweep."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,29 +13,69 @@ from kvsim.errors import UserError
 from kvsim.yamlfile import Keys, parse_yaml
 
 
-def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], sources: dict[Keys, str]) -> Keys:
-    """Put one ``key=value`` into the data of a file, in place.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key of a config with another value.
+
+    Attributes:
+        keys: where it is; entries of lists have numbers.
+        value: plain data, as YAML gives it.
+        source: names its place, for messages.
+        folder: what a path in it is relative to; None = the current folder.
+    """
+
+    keys: Keys
+    value: Any
+    source: str
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The dotted key."""
+        return ".".join(map(str, self.keys))
+
+
+def dotted_keys(dotted: str, source: str) -> Keys:
+    """The keys that a dotted one such as ``engine.block_size`` or ``connector.tiers.0.capacity`` names.
+
+    Raises:
+        UserError: a part is empty.
+    """
+    parts = dotted.strip().split(".")
+    if not all(parts):
+        raise UserError(f"{source}: expected a key such as engine.block_size, found {dotted!r:.60}")
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+def parse_override(override: str) -> Change:
+    """A dotted key and a YAML value, such as ``engine.block_size=32``.
+
+    Raises:
+        UserError: it is not ``key=value``, or its value is not YAML.
+    """
+    source = f"--set {override}"
+    dotted, equals, text = override.partition("=")
+    if not equals or not all(dotted.strip().split(".")):
+        raise UserError(f"{source}: expected key=value, such as engine.block_size=32")
+    return Change(dotted_keys(dotted, source), parse_yaml(text, source).data, source)
+
+
+def apply_change(change: Change, model: type[BaseModel], data: dict[str, Any], sources: dict[Keys, str]) -> None:
+    """Put a change into the data of a file, in place.
 
     Setting a component's `kind` drops the keys that only the kind before it has.
 
     Args:
-        override: a dotted key and a YAML value, such as ``engine.block_size=32``; entries of lists have numbers.
+        change: what to change.
         model: the class of the whole document.
-        data: what the file says, and overrides before this one.
-        sources: gets the override as the place of its keys, for messages.
-
-    Returns:
-        The keys that were set.
+        data: what the file says, and changes before this one.
+        sources: gets the source as the place of its keys, for messages.
 
     Raises:
-        UserError: it is not ``key=value``, its value is not YAML, or a key on the way has no keys below it.
+        UserError: a key on the way has no keys below it.
     """
-    source = f"--set {override}"
-    dotted, equals, text = override.partition("=")
-    parts = dotted.strip().split(".")
-    if not equals or not all(parts):
-        raise UserError(f"{source}: expected key=value, such as engine.block_size=32")
-    keys: Keys = tuple(int(part) if part.isdecimal() else part for part in parts)
+    keys, value, source = change.keys, change.value, change.source
+    parts = [str(key) for key in keys]
     section: Any = data
     for depth, key in enumerate(keys[:-1]):
         if isinstance(section, list):
@@ -47,7 +89,6 @@ def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], 
             section[key] = inner
             sources[keys[: depth + 1]] = source
         section = inner
-    value = parse_yaml(text, source).data
     if isinstance(section, list):
         raise UserError(f"{source}: expected a key of entry {parts[-1]}, or the whole list {'.'.join(parts[:-1])}")
     if keys[-1] == "kind" and len(keys) > 1 and (parent := component_at(model, keys[:-2], data)) is not None:
@@ -56,7 +97,6 @@ def apply_override(override: str, model: type[BaseModel], data: dict[str, Any], 
     for known in [known for known in sources if known[: len(keys)] == keys]:
         del sources[known]
     sources[keys] = source
-    return keys
 
 
 def _entry(section: list[Any], index: str | int, name: str, source: str) -> dict[str, Any]:

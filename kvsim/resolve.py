@@ -134,19 +134,28 @@ class Plan:
 
 
 def read_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
-    """The trace that a config names."""
+    """The trace that a config names, as far as it is played."""
+    return with_max_sessions(read_whole_trace_of(config, progress), config.trace.max_sessions)
+
+
+def read_whole_trace_of(config: RunConfig, progress: Progress | None = None) -> Trace:
+    """The trace that a config names, with all of its sessions. No run changes it: any number may share it."""
     wanted = config.trace
-    trace = read_trace(
+    return read_trace(
         [Path(path) for path in wanted.path],
         wanted.kind,
         wanted.outputs_return,
         spread_arrivals=wanted.spread_arrivals,
         progress=progress,
     )
-    if wanted.max_sessions is None or wanted.max_sessions >= len(trace.sessions):
+
+
+def with_max_sessions(trace: Trace, most: int | None) -> Trace:
+    """The first sessions of a trace; None = all."""
+    if most is None or most >= len(trace.sessions):
         return trace
-    note = f"only the first {wanted.max_sessions} of {len(trace.sessions)} sessions are played (counts are of all)"
-    return replace(trace, sessions=trace.sessions[: wanted.max_sessions], notes=(*config.notes, *trace.notes, note))
+    note = f"only the first {most} of {len(trace.sessions)} sessions are played (counts are of all)"
+    return replace(trace, sessions=trace.sessions[:most], notes=(*trace.notes, note))
 
 
 def resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool = False) -> Plan:

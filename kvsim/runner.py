@@ -18,16 +18,18 @@ from kvsim.garbage import rarely_collected
 from kvsim.report.html import write_comparison, write_report
 from kvsim.report.plots import overlay, save_plots
 from kvsim.report.style import as_png
-from kvsim.resolve import Plan, read_trace_of
+from kvsim.resolve import Plan, read_whole_trace_of, with_max_sessions
 from kvsim.results.instances import InstanceTables
 from kvsim.results.records import InstanceRecord, RequestRecord, RunRecord, Sample, as_row
-from kvsim.results.runfolder import OWN_NAMES, Run, RunFolder
+from kvsim.results.run import Run, assemble
+from kvsim.results.runfolder import OWN_NAMES, RunFolder
 from kvsim.results.schedule import write_schedule
-from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS, digest
+from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS
 from kvsim.results.tiers import TIER_COLUMNS
 from kvsim.results.timeline import Timeline, write_timeline
 from kvsim.schedule_export import ScheduleExport
 from kvsim.schedule_plan import check_exportable, note_of, schedule_of
+from kvsim.trace.session import Trace
 
 Progress = Callable[[int, int], None]
 COMPARISON_FILES = {"overlay.png", "report.html"}
@@ -39,16 +41,20 @@ def simulate(
     kv_events: TextIO | None = None,
     *,
     exports_schedule: bool = False,
+    trace: Trace | None = None,
 ) -> tuple[Plan | ClusterPlan, RunRecord]:
     """Run a config in memory; KV events, if wanted, go to a file line by line.
 
-    ``exports_schedule``: the record is to have all copies.
+    ``exports_schedule``: the record is to have all copies. ``trace``: as `read_whole_trace_of` gives it, where it has
+    been read before; it is not changed.
 
     Raises:
         UserError: the trace cannot be read, or the config does not fit model, GPU or trace.
     """
     with rarely_collected():
-        plan = resolve_run(config, read_trace_of(config), exports_schedule=exports_schedule)
+        whole = read_whole_trace_of(config) if trace is None else trace
+        played = with_max_sessions(whole, config.trace.max_sessions)
+        plan = resolve_run(config, played, exports_schedule=exports_schedule)
         if exports_schedule and isinstance(plan, Plan):
             check_exportable(plan)
         try:
@@ -77,33 +83,46 @@ def run_and_save(
     with RunFolder.create(folder, overwrite=overwrite) as target:
         with target.kv_events() if config.output.kv_events else nullcontext() as kv_events:
             plan, record = simulate(config, progress, kv_events, exports_schedule=export is not None)
-        requests, notes = requests_frame(record), record.notes
+        run = run_of(plan, record)
         schedule = None
         if export is not None and record.schedule is not None and isinstance(plan, Plan):
-            schedule = schedule_of(plan, record.schedule, digest(requests), export)
-            notes = [*notes, note_of(schedule)]
+            schedule = schedule_of(plan, record.schedule, run.summary["digest"], export)
+            run.summary["notes"].append(note_of(schedule))
         if record.timeline is not None:
             shown = write_timeline(target.timeline, record.timeline)
-            notes = [*notes, *_notes_of_timeline(record.timeline, shown, fast=_is_fast(plan))]
-        run = target.write(
-            requests=requests,
-            series=series_frame(record),
-            totals=totals_row(record),
-            tiers=[as_row(tier) for tier in record.tiers],
-            tier_series=tiers_frame(record),
-            config_text=dump_config(plan.config),
-            notes=notes,
-            cautions=record.cautions,
-            info=_info(plan),
-            router=_routers(config.cluster),
-            instances=instance_tables(record),
-        )
-        if config.output.plots:
-            save_plots(run, target.plots)
-        write_report(run, target.report, plots=target.plots if config.output.plots else None)
+            run.summary["notes"] += _notes_of_timeline(record.timeline, shown, fast=_is_fast(plan))
+        run = write_run(run, target, plots=config.output.plots)
         if export is not None and schedule is not None:
             inside = export.path.absolute().parent == folder.absolute()
             write_schedule(target.path / export.path.name if inside else export.path, schedule)
+    return run
+
+
+def run_of(plan: Plan | ClusterPlan, record: RunRecord) -> Run:
+    """What a run has left behind, as tables with their summary."""
+    config = plan.config
+    return assemble(
+        requests=requests_frame(record),
+        series=series_frame(record),
+        totals=totals_row(record),
+        tiers=[as_row(tier) for tier in record.tiers],
+        tier_series=tiers_frame(record),
+        config_text=dump_config(config),
+        name=config.name or "unnamed",
+        notes=record.notes,
+        cautions=record.cautions,
+        info=_info(plan),
+        router=_routers(config.cluster),
+        instances=instance_tables(record),
+    )
+
+
+def write_run(run: Run, target: RunFolder, *, plots: bool) -> Run:
+    """Fill a run folder: tables, summary and report, and plots if wanted."""
+    run = target.write(run)
+    if plots:
+        save_plots(run, target.plots)
+    write_report(run, target.report, plots=target.plots if plots else None)
     return run
 
 

@@ -39,7 +39,9 @@ class Document:
     lines: dict[Keys, int] = field(default_factory=dict)
 
     def where(self, keys: Keys) -> str:
-        """``file:line`` of a value, or of the closest thing around it that the file does have."""
+        """``file:line`` of a value, or of the closest thing around it that the file does have (no file: no line)."""
+        if not self.lines:
+            return self.source
         while keys and keys not in self.lines:
             keys = keys[:-1]
         return f"{self.source}:{self.lines.get(keys, 1)}"

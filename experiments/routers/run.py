@@ -19,12 +19,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvsim.config import RunConfig, load_config
+import kvsim
 from kvsim.report.style import PALETTE, as_png, figure, styled
-from kvsim.results.instances import summarize_cluster, summarize_instances
-from kvsim.results.records import RunRecord
-from kvsim.results.summary import digest, summarize
-from kvsim.runner import instance_tables, requests_frame, series_frame, simulate, totals_row
 
 HERE = Path(__file__).resolve().parent
 SHARED = Path(os.environ.get("KVSIM_SHARED", HERE.parents[2] / "shared"))
@@ -67,26 +63,15 @@ def row_of(store: str, router: str) -> dict[str, Any]:
     """One run, as a row of the table."""
     choices = {**ROUTERS, **WITH_KV_EVENTS}
     overrides = [f"trace.path={TRACES}", f"connector={STORES[store]}", f"cluster.router={choices[router]}"]
-    config = load_config(HERE / "cluster.yaml", overrides)
-    _, record = simulate(config)
-    found = measures(config, record)
+    result = kvsim.run(HERE / "cluster.yaml", overrides=overrides)
+    found = result.summary
     row: dict[str, Any] = {"store": store, "router": router}
     for name, path in COLUMNS.items():
         value: Any = found
         for key in path:
             value = value[key]
         row[name] = round(value * SCALES.get(name, 1), DIGITS.get(name, 2))
-    return row | {"requests": found["requests"]["finished"], "digest": digest(requests_frame(record))[:12]}
-
-
-def measures(config: RunConfig, record: RunRecord) -> dict[str, Any]:
-    """The summary of a run that leaves no folder."""
-    requests = requests_frame(record)
-    assert config.cluster is not None
-    each = summarize_instances(requests, instance_tables(record))
-    return summarize(requests, totals_row(record), series_frame(record)) | {
-        "cluster": summarize_cluster(config.cluster.router.kind, each)
-    }
+    return row | {"requests": found["requests"]["finished"], "digest": result.digest[:12]}
 
 
 @styled

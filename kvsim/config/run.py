@@ -26,7 +26,7 @@ from kvsim.config.fields import Folders, Name, Text
 from kvsim.config.tiers import tier_names
 from kvsim.config.trace import TraceConfig
 from kvsim.errors import UserError
-from kvsim.overrides import apply_override
+from kvsim.overrides import Change, apply_change, parse_override
 from kvsim.units import Duration
 from kvsim.vllm_args import translate
 from kvsim.yamlfile import Document, Keys, dump_yaml, is_path, read_yaml
@@ -139,7 +139,7 @@ class RunConfig(Component):
         return check(RunConfig, Document("config", data), place).model_copy(update={"cluster": self.cluster})
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, overrides: Sequence[str | Change] = ()) -> RunConfig:
     """Read and check a run's YAML file.
 
     Paths inside the file are relative to the file's folder and become absolute, so that the resolved config
@@ -152,28 +152,42 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: one line about the first problem.
     """
-    document = read_yaml(path)
+    return make_config(read_yaml(path), Path(path).parent, overrides, name=_name_of(Path(path)))
+
+
+def make_config(
+    document: Document, folder: Path, overrides: Sequence[str | Change] = (), name: str = "unnamed"
+) -> RunConfig:
+    """Check a run's document, which is used up.
+
+    Args:
+        document: what a YAML file says, or would say.
+        folder: what its paths are relative to.
+        overrides: as in `load_config`.
+        name: of the run, if the document gives none.
+
+    Raises:
+        UserError: one line about the first problem.
+    """
     data = document.data
     if isinstance(data, dict):
         for key in [key for key, value in data.items() if value is None and key in _SECTIONS]:
             del data[key]  # a section whose every key is commented out
-        if isinstance(data.get("model"), str):
-            data["model"] = {"name": data["model"]}
-        cluster = data.get("cluster")
-        if isinstance(cluster, dict):
-            cluster |= {key: {"kind": cluster[key]} for key in ROUTERS if isinstance(cluster.get(key), str)}
-        _make_absolute(data, (), Path(path).parent)
+        _spell_out(data)
+        _make_absolute(data, (), folder)
     sources: dict[Keys, str] = {}
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
-        for override in sorted(overrides, key=lambda text: not text.startswith("engine.")):  # vllm_version first
-            if override.startswith("connector.") and not override.startswith("connector.from_vllm="):
+        changes = [parse_override(each) if isinstance(each, str) else each for each in overrides]
+        for change in sorted(changes, key=lambda change: change.keys[0] != "engine"):  # vllm_version first
+            if change.keys[0] == "connector" and change.keys[1:] not in ((), ("from_vllm",)):
                 _translate(data, document, sources)
-            keys = apply_override(override, RunConfig, data, sources)
-            _make_absolute(data, keys, Path.cwd())
+            apply_change(change, RunConfig, data, sources)
+            _spell_out(data)
+            _make_absolute(data, change.keys, change.folder or Path.cwd())
         _translate(data, document, sources)
 
         if "python_path" not in data and (classes := class_paths(data)):
-            folders = [Path(path).parent, *(Path.cwd() for place, _, _ in classes if place in sources)]
+            folders = [folder, *(Path.cwd() for place, _, _ in classes if place in sources)]
             data["python_path"] = list(dict.fromkeys(map(os.path.abspath, folders)))
 
     def where(keys: Keys) -> str:
@@ -186,7 +200,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     check_classes(document.data, config.python_path, document, where)
     for number in range(len(config.cluster.instances) if config.cluster is not None else 0):
         config.of_group(number, where)
-    return config if config.name else config.model_copy(update={"name": _name_of(Path(path))})
+    return config if config.name else config.model_copy(update={"name": name})
+
+
+def _spell_out(data: dict[str, Any]) -> None:
+    """Put the mapping in the place of a plain name that stands for it."""
+    if isinstance(data.get("model"), str):
+        data["model"] = {"name": data["model"]}
+    cluster = data.get("cluster")
+    if isinstance(cluster, dict):
+        cluster |= {key: {"kind": cluster[key]} for key in ROUTERS if isinstance(cluster.get(key), str)}
 
 
 def _translate(data: dict[str, Any], document: Document, sources: dict[Keys, str]) -> None:

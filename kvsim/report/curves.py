@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from kvsim.report.rows import Group, comparison_groups, summary_groups
 from kvsim.report.style import as_svg, inline_svg
 from kvsim.report.words import describe, describe_comparison
 from kvsim.results.compare import labels, mismatches
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 COLUMNS = 4
 """Runs in one table, the first one included; more runs go into further tables."""

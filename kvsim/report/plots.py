@@ -33,7 +33,7 @@ from kvsim.report.style import (
 )
 from kvsim.report.tier_plots import TIER_COLORS, TIER_PLOTS
 from kvsim.results.compare import METRIC, labels
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 _NAME_WIDTH = 24
 _NAMES_ABOVE = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvsim.report.format import MISSING, SAME, change, is_better, value
 from kvsim.results.compare import METRIC, Metric, compare, metrics_of
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 SPREAD = ("mean", "p50", "p90", "p99")
 

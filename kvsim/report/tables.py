@@ -12,7 +12,7 @@ from kvsim.report.format import MISSING, shorten, value
 from kvsim.report.instances import HEADER, instance_rows
 from kvsim.report.rows import comparison_groups, summary_groups
 from kvsim.results.compare import METRIC, labels, mismatches
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 WIDTH = 100
 MOST_COLUMNS = 4

@@ -11,7 +11,7 @@ from kvsim.report.axes import legend, time_axis
 from kvsim.report.curves import sample_times, share, thin, tier_column, tier_names, windows
 from kvsim.report.format import shorten
 from kvsim.report.style import DASHES, PALETTE, figure, say, styled
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 TIER_COLORS = PALETTE[2:]
 """One for each secondary tier; the first two are the GPU's and the CPU's."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsim.report.format import change, duration, number, percent
 from kvsim.results.compare import METRIC, labels
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 
 def describe(summary: Mapping[str, Any]) -> str:

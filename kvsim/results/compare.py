@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 Unit = Literal["count", "share", "ms", "s", "per_s", "tokens", "bytes", "memory_bytes", "gb_per_s", "ratio"]
 """``bytes`` are shown in GB (1e9: traffic), ``memory_bytes`` in GiB (2**30: capacity)."""

@@ -5,35 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
-
 from kvsim import __version__
 from kvsim.errors import UserError
-from kvsim.results.findings import warnings
-from kvsim.results.instances import (
-    INSTANCE_COLUMNS,
-    InstanceTables,
-    instances_frame,
-    summarize_cluster,
-    summarize_instances,
-)
-from kvsim.results.network import summarize_network
+from kvsim.results.instances import INSTANCE_COLUMNS, instances_frame
 from kvsim.results.parquet import read_parquet, write_parquet
-from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest, summarize
+from kvsim.results.run import KIND, SCHEMA, Run, no_tiers
+from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS, digest
 from kvsim.results.tiers import TIER_COLUMNS
-
-KIND = "kvsim-run"
-SCHEMA = 1
-"""Version of the run folder; raised when a reader of the old one would misread the new one."""
 
 SUMMARY, REQUESTS, SERIES, TIERS = "summary.json", "requests.parquet", "series.parquet", "tiers.parquet"
 INSTANCES = "instances.parquet"
@@ -74,41 +58,13 @@ _SECTIONS = (
 )
 
 
-def _no_tiers() -> pd.DataFrame:
-    return pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in TIER_COLUMNS.items()})
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run read back: what ``summary.json`` says, and the tables.
-
-    ``tiers`` is empty without secondary tiers, ``instances`` without a cluster.
-    """
-
-    path: Path
-    name: str
-    summary: dict[str, Any]
-    requests: pd.DataFrame
-    series: pd.DataFrame
-    tiers: pd.DataFrame = field(default_factory=_no_tiers)
-    instances: pd.DataFrame = field(default_factory=lambda: instances_frame(()))
-
-    @property
-    def config_text(self) -> str:
-        """The resolved configuration as it was written, or an empty text where the file is gone."""
-        try:
-            return (self.path / CONFIG).read_text(encoding="utf-8")
-        except OSError:
-            return ""
-
-
 class RunFolder:
     """A run folder being written, under a temporary name beside the final one.
 
     ::
 
         with RunFolder.create(path) as folder:
-            run = folder.write(requests=..., series=..., totals=..., config_text=...)
+            run = folder.write(assemble(requests=..., series=..., totals=..., config_text=...))
             ...  # plots and report go into folder.plots and folder.report
 
     The folder takes its final name when the block ends well; when it does not, nothing is left. Only a
@@ -174,79 +130,26 @@ class RunFolder:
         """A new file for KV events, one batch per line."""
         return (self.path / KV_EVENTS).open("w", encoding="utf-8", newline="\n")
 
-    def write(
-        self,
-        *,
-        requests: pd.DataFrame,
-        series: pd.DataFrame,
-        totals: Mapping[str, int],
-        config_text: str,
-        notes: Sequence[str] = (),
-        cautions: Sequence[str] = (),
-        tiers: Sequence[Mapping[str, Any]] = (),
-        tier_series: pd.DataFrame | None = None,
-        info: Mapping[str, str] | None = None,
-        router: str = "",
-        instances: Sequence[InstanceTables] = (),
-    ) -> Run:
-        """Write the tables, the resolved config and the summary made of them.
-
-        Args:
-            requests: See :data:`kvsim.results.summary.REQUEST_COLUMNS`; further columns are kept after these.
-            series: See :data:`kvsim.results.summary.SERIES_COLUMNS`.
-            totals: The engine's counters.
-            config_text: The resolved configuration, YAML.
-            notes: Assumptions and choices behind the numbers, each with its source.
-            cautions: What makes the setup questionable; they come before the warnings about its results.
-            tiers: Totals of the secondary tiers, if any.
-            tier_series: See :data:`kvsim.results.tiers.TIER_COLUMNS`; written only if there are secondary tiers.
-            info: What was simulated, for readers (trace, model, GPU, ...), in the order in which to show it.
-            router: What the cluster's router is called, if there is a cluster.
-            instances: Its instances.
+    def write(self, run: Run) -> Run:
+        """Write the tables, the resolved config and the summary of a run.
 
         Returns:
             The run, as :func:`load_run` will give it back once the folder has its final name.
         """
-        if tier_series is None or not tiers:
-            tier_series = _no_tiers()
-        measures = summarize(requests, totals, series, tiers, tier_series)
-        if instances:
-            each = summarize_instances(requests, instances)
-            measures |= {"cluster": summarize_cluster(router, each), "instances": each}
-            network = summarize_network(requests, each, measures["gpu"]["span_s"])
-            measures |= {} if network is None else {"network": network}
-        instance_series = instances_frame(instances)
-        summary = {
-            "kind": KIND,
-            "schema": SCHEMA,
-            "digest": digest(requests),
-            "info": dict(info or {}),
-            "warnings": [*cautions, *warnings(measures)],
-            "notes": list(notes),
-            **measures,
-            "versions": {
-                "kvsim": __version__,
-                "python": platform.python_version(),
-                "platform": platform.platform(),
-                "numpy": np.__version__,
-                "pandas": pd.__version__,
-                "pyarrow": pa.__version__,
-            },
-        }
-        text = json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        text = json.dumps(run.summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         try:
-            write_parquet(requests, REQUEST_COLUMNS, self.path / REQUESTS)
-            write_parquet(series, SERIES_COLUMNS, self.path / SERIES)
-            if tiers:
-                write_parquet(tier_series, TIER_COLUMNS, self.path / TIERS)
-            if instances:
-                write_parquet(instance_series, INSTANCE_COLUMNS, self.path / INSTANCES)
-            (self.path / CONFIG).write_text(config_text, encoding="utf-8", newline="\n")
+            write_parquet(run.requests, REQUEST_COLUMNS, self.path / REQUESTS)
+            write_parquet(run.series, SERIES_COLUMNS, self.path / SERIES)
+            if run.summary["secondary_tiers"]:
+                write_parquet(run.tiers, TIER_COLUMNS, self.path / TIERS)
+            if run.summary.get("instances"):
+                write_parquet(run.instances, INSTANCE_COLUMNS, self.path / INSTANCES)
+            (self.path / CONFIG).write_text(run.config_text, encoding="utf-8", newline="\n")
             (self.path / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
         except OSError as error:
             raise UserError(f"{self.target}: cannot write the run folder: {error.strerror or error}") from error
         self._written = True
-        return Run(self.path, self.target.name, summary, requests, series, tier_series, instance_series)
+        return replace(run, path=self.path, name=self.target.name)
 
     def _commit(self, overwrite: bool) -> None:
         if not self._written:
@@ -282,7 +185,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     requests = read_parquet(folder / REQUESTS, REQUEST_COLUMNS)
     series = read_parquet(folder / SERIES, SERIES_COLUMNS)
     secondary = summary.get("secondary_tiers")  # missing in runs of older versions
-    tiers = read_parquet(folder / TIERS, TIER_COLUMNS) if secondary else _no_tiers()
+    tiers = read_parquet(folder / TIERS, TIER_COLUMNS) if secondary else no_tiers()
     has_instances = summary.get("instances")
     instances = read_parquet(folder / INSTANCES, INSTANCE_COLUMNS) if has_instances else instances_frame(())
     try:
@@ -294,7 +197,14 @@ def load_run(path: str | os.PathLike[str]) -> Run:
             f"{folder}: {REQUESTS} (digest {found[:12]}) does not belong to {SUMMARY} "
             f"(digest {str(summary['digest'])[:12]}); expected the same digest"
         )
-    return Run(folder, folder.name, summary, requests, series, tiers, instances)
+    return Run(folder, folder.name, summary, requests, series, tiers, instances, _read_config(folder))
+
+
+def _read_config(folder: Path) -> str:
+    try:
+        return (folder / CONFIG).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:

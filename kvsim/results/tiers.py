@@ -112,7 +112,10 @@ def _grows(series: pd.DataFrame | None, name: str) -> bool | None:
     backlog = mine["write_backlog_bytes"].to_numpy(dtype=np.float64)
     time = mine["time_ns"].to_numpy(dtype=np.float64)
     edges = np.linspace(time[0], time[-1], 4)[1:3]
-    first, second, third = (part.mean() for part in np.split(backlog, np.searchsorted(time, edges)) if len(part))
+    thirds = np.split(backlog, np.searchsorted(time, edges))
+    if not all(map(len, thirds)):
+        return None  # nothing happened for so long that no sample was taken
+    first, second, third = (part.mean() for part in thirds)
     return bool(0 < first < second < third and backlog[-1] > first)
 
 

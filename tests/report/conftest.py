@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "results"))
 
 from run_builder import big_run, requests_of, series_of, small_requests, small_series, small_totals
 
-from kvsim.results.runfolder import Run, RunFolder, load_run
+from kvsim.results.run import Run, assemble
+from kvsim.results.runfolder import RunFolder, load_run
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run made by hand, with requests of every status; its name wants escaping in HTML and in rich."""
     path = tmp_path_factory.mktemp("runs") / "small <b>[red]&"
     with RunFolder.create(path) as folder:
-        folder.write(requests=small_requests(), series=small_series(), totals=small_totals(), config_text="a: <x>\n")
+        folder.write(
+            assemble(requests=small_requests(), series=small_series(), totals=small_totals(), config_text="a: <x>\n")
+        )
     return load_run(path)
 
 
@@ -40,5 +43,5 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in which nothing happened."""
     path = tmp_path_factory.mktemp("runs") / "empty"
     with RunFolder.create(path) as folder:
-        folder.write(requests=requests_of([]), series=series_of([]), totals={}, config_text="")
+        folder.write(assemble(requests=requests_of([]), series=series_of([]), totals={}, config_text=""))
     return load_run(path)

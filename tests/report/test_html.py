@@ -11,7 +11,7 @@ import pytest
 from kvsim.errors import UserError
 from kvsim.report.html import write_comparison, write_report
 from kvsim.report.plots import save_plots
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

@@ -17,7 +17,7 @@ from kvsim.errors import UserError
 from kvsim.report import plots
 from kvsim.report.curves import cdf, thin, windows
 from kvsim.report.style import as_png, as_svg, line_style
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 
 def png_size(data: bytes) -> tuple[int, int]:

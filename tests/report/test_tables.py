@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsim.report.tables import comparison_table, summary_table
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 
 
 def text(table: Table, width: int = 160) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvsim.results.runfolder import Run, RunFolder, load_run
+from kvsim.results.run import Run, assemble
+from kvsim.results.runfolder import RunFolder, load_run
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS
 
 MS, S = 10**6, 10**9
@@ -206,15 +207,17 @@ def big_run(folder: Path, offload: bool = True, requests: int = 400, name: str =
     target = folder / (name or ("cpu-128GiB" if offload else "baseline"))
     with RunFolder.create(target) as writing:
         writing.write(
-            requests=frame,
-            series=series,
-            totals=totals,
-            config_text="model: Qwen/Qwen3-32B\ngpu: H100\noffload:\n  cpu_bytes: 128GiB\n  policy: lru\n",
-            notes=[
-                "GPU KV capacity is estimated; the range is 17,100 to 18,900 blocks (source: ours).",
-                "PCIe bandwidth of 55 GB/s comes from the profile h100-pcie5 (https://example.com/measured).",
-            ],
-            info={"Trace": "swe-40 <synthetic>", "Model": "Qwen/Qwen3-32B, TP 4", "GPU": "H100 SXM 80 GB"},
+            assemble(
+                requests=frame,
+                series=series,
+                totals=totals,
+                config_text="model: Qwen/Qwen3-32B\ngpu: H100\noffload:\n  cpu_bytes: 128GiB\n  policy: lru\n",
+                notes=[
+                    "GPU KV capacity is estimated; the range is 17,100 to 18,900 blocks (source: ours).",
+                    "PCIe bandwidth of 55 GB/s comes from the profile h100-pcie5 (https://example.com/measured).",
+                ],
+                info={"Trace": "swe-40 <synthetic>", "Model": "Qwen/Qwen3-32B, TP 4", "GPU": "H100 SXM 80 GB"},
+            )
         )
     return load_run(target)
 

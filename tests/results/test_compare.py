@@ -9,7 +9,7 @@ import pytest
 from run_builder import small_requests, small_series, small_totals
 
 from kvsim.results.compare import METRICS, compare, compare_frame, is_shown, labels, mismatches
-from kvsim.results.runfolder import Run
+from kvsim.results.run import Run
 from kvsim.results.summary import summarize
 
 

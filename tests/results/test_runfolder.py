@@ -13,6 +13,7 @@ import pytest
 from run_builder import requests_of, small_requests, small_series, small_totals
 
 from kvsim.errors import UserError
+from kvsim.results.run import assemble
 from kvsim.results.runfolder import RunFolder, load_run
 from kvsim.results.summary import REQUEST_COLUMNS, SERIES_COLUMNS
 
@@ -21,12 +22,14 @@ def write(path: Path, overwrite: bool = False, notes: tuple[str, ...] = ()) -> P
     """A small run at ``path``."""
     with RunFolder.create(path, overwrite=overwrite) as folder:
         folder.write(
-            requests=small_requests(),
-            series=small_series(),
-            totals=small_totals(),
-            config_text="model: m\n",
-            notes=notes,
-            info={"Trace": "t"},
+            assemble(
+                requests=small_requests(),
+                series=small_series(),
+                totals=small_totals(),
+                config_text="model: m\n",
+                notes=notes,
+                info={"Trace": "t"},
+            )
         )
     return path
 
@@ -52,7 +55,7 @@ def test_many_requests_are_written_in_row_groups(tmp_path: Path) -> None:
     rows = [{"turn": number, "session": f"s{number % 7}", "reason": "é" * (number % 3)} for number in range(40_000)]
     requests = requests_of(rows)
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.write(requests=requests, series=small_series(), totals={}, config_text="")
+        folder.write(assemble(requests=requests, series=small_series(), totals={}, config_text=""))
     groups = pq.ParquetFile(tmp_path / "run" / "requests.parquet").metadata
     assert [groups.row_group(at).num_rows for at in range(groups.num_row_groups)] == [16_384, 16_384, 7_232]
     run = load_run(tmp_path / "run")
@@ -71,11 +74,13 @@ def test_same_data_same_bytes(tmp_path: Path) -> None:
     first = write(tmp_path / "one")
     with RunFolder.create(tmp_path / "two") as folder:
         folder.write(
-            requests=small_requests()[list(reversed(REQUEST_COLUMNS))].astype(object),
-            series=small_series()[list(reversed(SERIES_COLUMNS))].set_index(pd.Index([5, 6])),
-            totals=small_totals(),
-            config_text="model: m\n",
-            info={"Trace": "t"},
+            assemble(
+                requests=small_requests()[list(reversed(REQUEST_COLUMNS))].astype(object),
+                series=small_series()[list(reversed(SERIES_COLUMNS))].set_index(pd.Index([5, 6])),
+                totals=small_totals(),
+                config_text="model: m\n",
+                info={"Trace": "t"},
+            )
         )
     names = sorted(entry.name for entry in first.iterdir())
     assert names == ["config.resolved.yaml", "requests.parquet", "series.parquet", "summary.json"]
@@ -95,10 +100,12 @@ def test_further_columns_are_kept(tmp_path: Path) -> None:
     """Columns beyond the fixed ones follow them and come back."""
     with RunFolder.create(tmp_path / "run") as folder:
         folder.write(
-            requests=small_requests().assign(tenant="x", share=0.5),
-            series=small_series(),
-            totals={},
-            config_text="",
+            assemble(
+                requests=small_requests().assign(tenant="x", share=0.5),
+                series=small_series(),
+                totals={},
+                config_text="",
+            )
         )
     assert list(load_run(tmp_path / "run").requests.columns) == [*REQUEST_COLUMNS, "tenant", "share"]
 
@@ -109,7 +116,7 @@ def test_interrupted_leaves_nothing(tmp_path: Path, error: type[BaseException]) 
 
     def interrupted() -> None:
         with RunFolder.create(tmp_path / "new" / "run") as folder:
-            folder.write(requests=small_requests(), series=small_series(), totals={}, config_text="")
+            folder.write(assemble(requests=small_requests(), series=small_series(), totals={}, config_text=""))
             (folder.plots / "p.png").write_bytes(b"x")
             raise error
 
@@ -175,16 +182,20 @@ def test_bad_tables_are_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "run") as folder,
     ):
         folder.write(
-            requests=small_requests(),
-            series=small_series().drop(columns="h2d_bytes"),
-            totals={},
-            config_text="",
+            assemble(
+                requests=small_requests(),
+                series=small_series().drop(columns="h2d_bytes"),
+                totals={},
+                config_text="",
+            )
         )
     with (
         pytest.raises(ValueError, match=r"requests.parquet: the column tenant has empty cells"),
         RunFolder.create(tmp_path / "run") as folder,
     ):
-        folder.write(requests=small_requests().assign(tenant=None), series=small_series(), totals={}, config_text="")
+        folder.write(
+            assemble(requests=small_requests().assign(tenant=None), series=small_series(), totals={}, config_text="")
+        )
     assert list(tmp_path.iterdir()) == []
 
 
