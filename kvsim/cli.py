@@ -18,6 +18,8 @@ from rich.text import Text
 
 from kvsim import __version__
 from kvsim.cli_conform import conform
+from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
+from kvsim.cli_mrc import mrc
 from kvsim.cli_trace import trace_app
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
@@ -32,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
+app.command(epilog=MRC_EXAMPLE)(mrc)
 
 
 def _version(wanted: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvsim.trace.session import Turn
 
@@ -57,12 +58,51 @@ class InfiniteCache:
         return sum(self._longest.values())
 
 
+class Reuse(NamedTuple):
+    """Blocks that one request uses and one earlier request used last: they meet the same fate in most caches.
+
+    Attributes:
+        request: who uses them now.
+        last: who used them last.
+        blocks: how many they are.
+        newer_blocks: distinct blocks used by the requests between the two.
+        held_blocks: blocks that `last` used and nobody since, these included.
+    """
+
+    request: int
+    last: int
+    blocks: int
+    newer_blocks: int
+    held_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuses:
+    """All that LRU and the optimum need to know about requests in a certain order.
+
+    Attributes:
+        links: by request; those of a request by falling `last`, which is from its first block to its last.
+        used_blocks: by each request.
+        first_uses: uses of a block that was never used before.
+    """
+
+    links: tuple[Reuse, ...]
+    used_blocks: tuple[int, ...]
+    first_uses: int
+
+    @property
+    def uses(self) -> int:
+        """Block uses of all requests."""
+        return sum(self.used_blocks)
+
+
 @dataclass(frozen=True, slots=True)
 class ReuseDistances:
     """How far apart the uses of a block are, in distinct blocks used since: the size an LRU cache needs.
 
     The distance of a block used by request r and last by request p is the number of distinct blocks used by
-    the requests ``p .. r-1``. An LRU cache of that many blocks, filled a request at a time, still holds it.
+    the requests ``p .. r-1``. An LRU cache of that many blocks, filled a request at a time, still holds it, and
+    the whole prompt of p. What a smaller one still holds of that prompt is in `kvsim.plan.mrc`.
 
     Attributes:
         counts: (distance, uses with it), by rising distance.
@@ -95,31 +135,29 @@ class ReuseDistances:
 
 
 def reuse_distances(requests: Sequence[Runs]) -> ReuseDistances:
-    """Reuse distances of prompts played in this order.
+    """Reuse distances of prompts played in this order."""
+    found = find_reuses(requests)
+    counts: dict[int, int] = {}
+    for link in found.links:
+        distance = link.newer_blocks + link.held_blocks
+        counts[distance] = counts.get(distance, 0) + link.blocks
+    return ReuseDistances(tuple(sorted(counts.items())), found.first_uses)
+
+
+def find_reuses(requests: Sequence[Runs]) -> Reuses:
+    """Who uses again what whom used last, of prompts played in this order.
 
     Per segment a stack of (end, last request) tells who used which part last: a prompt that uses a segment up
     to some block used all before it, so the newest user is always in front. A Fenwick tree over the requests
     counts the blocks last used by each.
     """
     stacks: dict[int, list[tuple[int, int]]] = {}
-    tree = [0] * (len(requests) + 1)
-    counts: dict[int, int] = {}
+    size = len(requests) + 1
+    tree = [0] * size
+    held = [0] * size  # blocks last used by each request
+    links: list[Reuse] = []
+    used_blocks: list[int] = []
     first_uses = live = 0
-
-    def add(request: int, blocks: int) -> None:
-        at = request + 1
-        while at < len(tree):
-            tree[at] += blocks
-            at += at & -at
-
-    def before(request: int) -> int:
-        total = 0
-        at = request
-        while at > 0:
-            total += tree[at]
-            at -= at & -at
-        return total
-
     for now, runs in enumerate(requests):
         moved: dict[int, int] = {}  # last request -> blocks this one takes over
         used = 0
@@ -127,34 +165,52 @@ def reuse_distances(requests: Sequence[Runs]) -> ReuseDistances:
             if not blocks:
                 continue
             used += blocks
-            stack = stacks.setdefault(segment, [])
+            stack = stacks.get(segment)
+            if stack is None:
+                stack = stacks[segment] = []
             start = 0
             while stack and start < blocks:
                 end, last = stack[-1]
-                moved[last] = moved.get(last, 0) + min(end, blocks) - start
                 if end > blocks:
+                    moved[last] = moved.get(last, 0) + blocks - start
                     start = blocks
                     break
+                moved[last] = moved.get(last, 0) + end - start
                 stack.pop()
                 start = end
             first_uses += blocks - start
             stack.append((blocks, now))
+        # Down from the root, uses never get later (who uses a block uses all before it): `moved` is in that order.
         for last, blocks in moved.items():
-            distance = live - before(last)
-            counts[distance] = counts.get(distance, 0) + blocks
+            older = 0  # blocks last used by the requests 0 .. last
+            at = last + 1
+            while at:
+                older += tree[at]
+                at &= at - 1
+            links.append(Reuse(now, last, blocks, live - older, held[last]))
         for last, blocks in moved.items():
-            add(last, -blocks)
-        live += used - sum(moved.values())
-        add(now, used)
-    return ReuseDistances(tuple(sorted(counts.items())), first_uses)
+            held[last] -= blocks
+            live -= blocks
+            at = last + 1
+            while at < size:
+                tree[at] -= blocks
+                at += at & -at
+        held[now] = used
+        live += used
+        at = now + 1
+        while at < size:
+            tree[at] += used
+            at += at & -at
+        used_blocks.append(used)
+    return Reuses(tuple(links), tuple(used_blocks), first_uses)
 
 
-def blocks_per_window(times_s: Sequence[float], requests: Iterable[Runs], window_s: int) -> list[int]:
-    """Distinct blocks used in each window that saw a request, windows counted from the earliest time."""
+def blocks_per_window(times_s: Sequence[float], requests: Iterable[Runs], window_s: int) -> dict[int, int]:
+    """Distinct blocks used in each window that saw a request, by its number counted from the earliest time."""
     if not times_s:
-        return []
+        return {}
     start_s = min(times_s)
     windows: dict[int, InfiniteCache] = {}
     for time_s, runs in zip(times_s, requests, strict=True):
         windows.setdefault(int((time_s - start_s) // window_s), InfiniteCache()).insert(runs)
-    return [window.blocks for _, window in sorted(windows.items())]
+    return {number: window.blocks for number, window in sorted(windows.items())}

@@ -7,14 +7,34 @@ of the kv-cache-tester sessions were computed in this way.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.trace.session import SubAgent, Trace, Turn
+from kvsim.trace.session import Session, SubAgent, Trace, Turn
 
 STAGGER_S = 60.0
 MAX_THINK_S = 60.0  # the default of kv-cache-tester's --max-delay
 RESPONSE_S = 10.0  # where the trace does not tell; the mean of the recorded ones is 10.24 s
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a trace does not tell about the time of its requests.
+
+    Attributes:
+        session_interval_s: closed-loop sessions start so far apart.
+        max_think_s: longest pause between two turns; None = as recorded.
+        response_s: length of a response where the trace does not tell.
+        max_concurrent_sessions: sessions at a time, later ones wait; None = no limit.
+        time_scale: multiplies arrival times, and think times before they are cut.
+    """
+
+    session_interval_s: float = STAGGER_S
+    max_think_s: float | None = MAX_THINK_S
+    response_s: float = RESPONSE_S
+    max_concurrent_sessions: int | None = None
+    time_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +47,7 @@ class Request:
         stream: "" for the main stream, else the sub-agent's name.
         index: place in its stream.
         turn: the request itself.
+        end_s: when its response is complete.
     """
 
     time_s: float
@@ -34,31 +55,19 @@ class Request:
     stream: str
     index: int
     turn: Turn
-
-    @property
-    def end_s(self) -> float:
-        """When its response is complete."""
-        return self.time_s + _response_s(self.turn)
+    end_s: float
 
 
-def recorded_pace(trace: Trace) -> list[Request]:
+def recorded_pace(trace: Trace, pace: Pace | None = None) -> list[Request]:
     """All requests in order of time, if every response takes as long as it did when recorded.
 
-    Closed-loop sessions start 60 s apart, think times are taken as recorded but cut at 60 s, and a response
-    of unknown length takes 10 s.
+    Unless told otherwise, closed-loop sessions start 60 s apart, think times are taken as recorded but cut at
+    60 s, and a response of unknown length takes 10 s.
     """
-    requests: list[Request] = []
-    staggered = 0
+    clock = _Pace(pace or Pace())
     for number, session in enumerate(trace.sessions):
-        if session.start_ns is None:
-            start_s = STAGGER_S * staggered
-            staggered += 1
-        else:
-            start_s = session.start_ns / 1e9
-        end_s = _stream(requests, number, "", session.turns, start_s)
-        _agents(requests, number, session.trailing, end_s)
-    requests.sort(key=lambda request: (request.time_s, request.session, request.stream, request.index))
-    return requests
+        clock.session(number, session)
+    return sorted(clock.requests, key=lambda request: (request.time_s, request.session, request.stream, request.index))
 
 
 def recorded_think_s(turn: Turn) -> float:
@@ -66,26 +75,48 @@ def recorded_think_s(turn: Turn) -> float:
     return (turn.think_ns if turn.recorded_think_ns is None else turn.recorded_think_ns) / 1e9
 
 
-def _stream(requests: list[Request], session: int, name: str, turns: Sequence[Turn], start_s: float) -> float:
-    """Appends the requests of one stream and returns the end of its last response."""
-    end_s = start_s
-    for index, turn in enumerate(turns):
-        waited_s = _agents(requests, session, turn.subagents, end_s)
-        time_s = max(end_s + min(recorded_think_s(turn), MAX_THINK_S), waited_s) if index else end_s
-        requests.append(Request(time_s, session, name, index, turn))
-        end_s = time_s + _response_s(turn)
-    return end_s
+class _Pace:
+    """Collects the requests of one session after the other."""
 
+    def __init__(self, pace: Pace) -> None:
+        self.requests: list[Request] = []
+        self._pace = pace
+        self._staggered = 0
+        self._ends_s: list[float] = []  # of the sessions that hold a place, a heap
 
-def _agents(requests: list[Request], session: int, agents: Sequence[SubAgent], start_s: float) -> float:
-    """Appends the requests of sub-agents and returns the end of the last one that is waited for."""
-    waited_s = 0.0
-    for agent in agents:
-        end_s = _stream(requests, session, agent.name, agent.turns, start_s)
-        if agent.blocking:
-            waited_s = max(waited_s, end_s)
-    return waited_s
+    def session(self, number: int, session: Session) -> None:
+        if session.start_ns is None:
+            start_s = self._pace.session_interval_s * self._staggered
+            self._staggered += 1
+        else:
+            start_s = session.start_ns / 1e9 * self._pace.time_scale
+        if len(self._ends_s) == self._pace.max_concurrent_sessions:
+            start_s = max(start_s, heapq.heappop(self._ends_s))
+        first = len(self.requests)
+        end_s = self._stream(number, "", session.turns, start_s)
+        self._agents(number, session.trailing, end_s)
+        if self._pace.max_concurrent_sessions is not None:
+            heapq.heappush(self._ends_s, max(request.end_s for request in self.requests[first:]))
 
+    def _stream(self, session: int, name: str, turns: Sequence[Turn], start_s: float) -> float:
+        """Appends the requests of one stream and returns the end of its last response."""
+        end_s = start_s
+        for index, turn in enumerate(turns):
+            waited_s = self._agents(session, turn.subagents, end_s)
+            time_s = max(end_s + self._think_s(turn), waited_s) if index else end_s
+            end_s = time_s + (self._pace.response_s if turn.recorded_ns is None else turn.recorded_ns / 1e9)
+            self.requests.append(Request(time_s, session, name, index, turn, end_s))
+        return end_s
 
-def _response_s(turn: Turn) -> float:
-    return RESPONSE_S if turn.recorded_ns is None else turn.recorded_ns / 1e9
+    def _agents(self, session: int, agents: Sequence[SubAgent], start_s: float) -> float:
+        """Appends the requests of sub-agents and returns the end of the last one that is waited for."""
+        waited_s = 0.0
+        for agent in agents:
+            end_s = self._stream(session, agent.name, agent.turns, start_s)
+            if agent.blocking:
+                waited_s = max(waited_s, end_s)
+        return waited_s
+
+    def _think_s(self, turn: Turn) -> float:
+        think_s, limit_s = recorded_think_s(turn) * self._pace.time_scale, self._pace.max_think_s
+        return think_s if limit_s is None else min(think_s, limit_s)

@@ -325,7 +325,7 @@ def _order(order: str, requests: Sequence[Request], size: int, gb_per_token: flo
     makespan_s = None
     if timed and requests:
         for window in WINDOWS_S:
-            per_window = blocks_per_window(times, used, window)
+            per_window = blocks_per_window(times, used, window).values()
             if per_window:
                 windows[str(window)] = _some([blocks * gb for blocks in per_window])
         makespan_s = max(request.end_s for request in requests) - requests[0].time_s

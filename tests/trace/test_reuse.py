@@ -89,5 +89,6 @@ def test_random_worlds_equal_block_by_block(seed: int) -> None:
         len({x for place, prompt in enumerate(prompts) if start <= times[place] < start + 60 for x in prompt})
         for start in range(0, int(times[-1]) + 1, 60)
     ]
-    assert blocks_per_window(times, runs, 60) == expected
-    assert blocks_per_window([], [], 60) == []
+    found_windows = blocks_per_window(times, runs, 60)
+    assert list(found_windows.items()) == list(enumerate(expected))
+    assert blocks_per_window([], [], 60) == {}
