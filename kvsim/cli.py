@@ -108,8 +108,8 @@ def run(
     changes = [*(overrides or []), *(f"{key}=true" for key, is_wanted in wanted.items() if is_wanted)]
     window = {"output.timeline_from": timeline_from, "output.timeline_until": timeline_until}
     settings = load_config(config, [*changes, *(f"{key}={time}" for key, time in window.items() if time is not None)])
-    from kvsim.copy_plan import ASSUMED
     from kvsim.report.tables import instances_table, summary_table
+    from kvsim.results.records import ASSUMED
     from kvsim.runner import run_and_save
 
     target = output or settings.output_folder

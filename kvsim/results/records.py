@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvsim.results.timeline import Timeline
 
 NEVER = -1  # a moment that did not happen
+ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
 
 
 @dataclass(slots=True)
