@@ -20,6 +20,8 @@ from kvsim import __version__
 from kvsim.cli_conform import conform
 from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
 from kvsim.cli_mrc import mrc
+from kvsim.cli_report import EXAMPLE as REPORT_EXAMPLE
+from kvsim.cli_report import report
 from kvsim.cli_trace import trace_app
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
@@ -35,6 +37,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
 app.command(epilog=MRC_EXAMPLE)(mrc)
+app.command(epilog=REPORT_EXAMPLE)(report)
 
 
 def _version(wanted: bool) -> None:

@@ -205,12 +205,14 @@ def _log_if_wide(axes: Axes, values: Sequence[float]) -> None:
 
 
 # -- the optimum
-@styled
 def against_optimum(points: Sequence[Point], bound: Bound) -> Figure | None:
     """Hit rates of the points below what the best possible policy would reach with one cache as large as all tiers."""
     known = [each for each in points if each.summary is not None and _TOTAL.of(each.summary) is not None]
-    if not known or not bound:
-        return None
+    return _draw_against(known, bound) if known and bound else None
+
+
+@styled
+def _draw_against(known: Sequence[Point], bound: Bound) -> Figure:
     drawn = figure()
     axes = drawn.subplots()
     axes.set_title("Token hit rate against the optimum")

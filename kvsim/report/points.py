@@ -155,7 +155,7 @@ def series_name(point: Point, axes: Sequence[str]) -> str:
 
 
 def size_axis(points: Sequence[Point]) -> tuple[str, list[int]] | None:
-    """What grows from point to point: the name of a tier, and its size for each point in bytes. None if nothing does."""
+    """What grows from point to point: the name of a tier, and its bytes for each point. None if nothing does."""
     names = dict.fromkeys(name for each in points if each.summary for name in each.summary.get("secondary_tiers", {}))
     candidates: list[tuple[str, list[int]]] = [("CPU memory", [each.dram_bytes for each in points])]
     for name in names:

@@ -24,7 +24,7 @@ def policy_table(points: Sequence[Point], bound: Bound = ()) -> SortableTable | 
         points: what was simulated.
         bound: hit rate of the optimum by cache size, if that is known from elsewhere.
     """
-    known = [each for each in points if each.policy and each.summary is not None and _TOTAL.of(each.summary) is not None]
+    known = [each for each in points if each.policy and each.summary and _TOTAL.of(each.summary) is not None]
     policies = list(dict.fromkeys(each.policy for each in known))
     if len(policies) < 2:
         return None
@@ -56,7 +56,8 @@ def policy_table(points: Sequence[Point], bound: Bound = ()) -> SortableTable | 
         times = [point.ttft_p90_ms for _, point in tried if point.ttft_p90_ms is not None]
         cells.append(number_entry(fmean(times) if times else None, "ms"))
         rows.append(tuple(cells))
-    return SortableTable(tuple(headings), tuple(rows), "Token hit rate of each policy.", _hint(settings, optimum, bound))
+    hint = _hint(settings, optimum, bound)
+    return SortableTable(tuple(headings), tuple(rows), "Token hit rate of each policy.", hint)
 
 
 def _rate(point: Point) -> float:

@@ -16,6 +16,7 @@ from kvsim.report.format import value
 from kvsim.results.compare import Unit
 
 Kind = Literal["text", "number"]
+Mark = Literal["", "good", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Entry:
 
     text: str
     key: str = ""
-    mark: Literal["", "good", "bad"] = ""
+    mark: Mark = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,14 @@ class SortableTable:
     first_is_name: bool = field(default=True)
 
 
-def number_entry(amount: float | None, unit: Unit, mark: Literal["", "good", "bad"] = "") -> Entry:
+def number_entry(amount: float | None, unit: Unit, mark: Mark = "") -> Entry:
     """A number with its unit, sorted by its size; nothing where there is none."""
     if amount is None or math.isnan(amount):
         return Entry("", "")
     return Entry(value(amount, unit), f"{amount:.12g}", mark)
 
 
-def text_entry(text: str, mark: Literal["", "good", "bad"] = "") -> Entry:
+def text_entry(text: str, mark: Mark = "") -> Entry:
     """A text, sorted as it is read, numbers in it by their size."""
     return Entry(text, text, mark)
 
