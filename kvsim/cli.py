@@ -22,6 +22,10 @@ from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
 from kvsim.cli_mrc import mrc
 from kvsim.cli_report import EXAMPLE as REPORT_EXAMPLE
 from kvsim.cli_report import report
+from kvsim.cli_plan import EPILOG as PLAN_EPILOG
+from kvsim.cli_plan import plan
+from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
+from kvsim.cli_sweep import sweep
 from kvsim.cli_trace import trace_app
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
@@ -38,6 +42,8 @@ app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
 app.command(epilog=MRC_EXAMPLE)(mrc)
 app.command(epilog=REPORT_EXAMPLE)(report)
+app.command(epilog=SWEEP_EPILOG)(sweep)
+app.command(epilog=PLAN_EPILOG)(plan)
 
 
 def _version(wanted: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvsim.checked import closest, show
 from kvsim.errors import UserError
-from kvsim.vllm_connectors import Extra, Translation, did_you_mean, translations
+from kvsim.vllm_connectors import ROLES, Extra, Translation, did_you_mean, translations
 
 GIB = 2**30
 # vLLM 0.33.0 kv_connector/factory.py, and names of before.
@@ -31,9 +31,9 @@ TOP_KEYS = (
     "engine_id", "kv_buffer_device", "kv_port", "enable_permute_local_kv",
 )  # fmt: skip
 REMOVED_KEYS = ("kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip")  # an error since 0.24
-ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_BARE_SIZE = re.compile(r'"(?:[^"\\]|\\.)*"|(?<![\w.])(\d+(?:\.\d+)?)([kmgtKMGT])\b')
+_HUMAN_INT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+_BARE_SIZE = re.compile(r'"(?:[^"\\]|\\.)*"|(?<![\w.])(\d+(?:\.\d+)?[kmgtKMGT])\b')
 
 
 def translate(value: object, version: str) -> Translation:
@@ -48,24 +48,43 @@ def translate(value: object, version: str) -> Translation:
         UserError: about the first thing that vLLM would refuse, or that is not simulated.
     """
     if isinstance(value, str):
-        value = _flags(value) if re.match(r"\s*(?:\w+=\S*\s+)*--", value) else _parse(value)
+        value = _flags(value) if re.match(r"\s*(?:\w+=\S*\s+)*--", value) else parse_json(value)
     if not isinstance(value, Mapping):
         raise UserError(f"expected the JSON of --kv-transfer-config, found {show(value)}")
     return _transfer_config(value, version)
 
 
-def _parse(text: str) -> object:
-    """JSON, with vLLM's sizes where they stand without quotes: 80g = 80e9, 80G = 80 * 2**30 (utils/argparse)."""
+def human_int(text: str) -> int:
+    """A number as vLLM's human_readable_int takes it: 1k = 1000, 1K = 1024, 25.6k = 25600 (utils/argparse_utils.py).
+
+    Raises:
+        ValueError: it is none; decimals go with k, m, g and t only.
+    """
+    found = _HUMAN_INT.fullmatch(text.strip())
+    if found is None:
+        return int(text)
+    number, unit = found.groups()
+    return int(float(number) * _SIZES[unit]) if unit.islower() else int(number) * _SIZES[unit]
+
+
+def parse_json(text: str) -> object:
+    """JSON, with vLLM's sizes where they stand without quotes: 80g = 80e9, 80G = 80 * 2**30 (utils/argparse).
+
+    Raises:
+        UserError: says what is wrong, and near what.
+    """
 
     def size(found: re.Match[str]) -> str:
-        number, unit = found[1], found[2]
-        return found[0] if number is None else str(int(float(number) * _SIZES[unit]))
+        try:
+            return found[0] if found[1] is None else str(human_int(found[1]))
+        except ValueError:
+            raise UserError(f"{found[1]}: vLLM takes decimals with k, m, g and t only") from None
 
     try:
         return json.loads(_BARE_SIZE.sub(size, text))
     except json.JSONDecodeError as error:
         near = " ".join(error.doc[max(error.pos - 20, 0) : error.pos + 20].split())
-        hint = " (JSON has double quotes)" if "'" in near else ""
+        hint = " (JSON has double quotes)" if "'" in near else " (JSON has no comments)" if "#" in near else ""
         raise UserError(f"is not JSON: {error.msg}, near {near!r}{hint}") from None
 
 
@@ -86,7 +105,7 @@ def _flags(text: str) -> Mapping[str, Any]:
             guess = closest(flag, known)
             raise UserError(f"unknown flag {flag}, expected {', '.join(known)}{did_you_mean(guess)}")
         given[flag] = word
-    config = _parse(given["--kv-transfer-config"]) if "--kv-transfer-config" in given else {}
+    config = parse_json(given["--kv-transfer-config"]) if "--kv-transfer-config" in given else {}
     if not isinstance(config, dict):
         raise UserError(f"--kv-transfer-config: expected a JSON object, found {show(config)}")
     size = given.get("--kv-offloading-size")
@@ -95,10 +114,19 @@ def _flags(text: str) -> Mapping[str, Any]:
             raise UserError("--kv-offloading-backend alone turns nothing on in vLLM, expected --kv-offloading-size")
         return config
     try:
-        num_bytes = float(size) * GIB
+        gib = float(size)
     except ValueError:
         raise UserError(f"--kv-offloading-size: expected GiB as a plain number, found {size!r}") from None
-    backend = given.get("--kv-offloading-backend", "native")
+    return with_offloading_size(config, gib, given.get("--kv-offloading-backend", "native"), environment)
+
+
+def with_offloading_size(
+    config: Mapping[str, Any], gib: float, backend: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """What ``--kv-offloading-size`` makes of a ``--kv-transfer-config``: the connector is another, other keys stay.
+
+    vLLM 0.23.0 and 0.33.0 config/vllm.py: for LMCache the size is not used.
+    """
     if backend == "lmcache":
         return {**config, "kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}
     if backend != "native":
@@ -108,7 +136,7 @@ def _flags(text: str) -> Mapping[str, Any]:
         **config,
         "kv_connector": "SimpleCPUOffloadConnector" if simple else "OffloadingConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {**config.get("kv_connector_extra_config", {}), "cpu_bytes_to_use": num_bytes},
+        "kv_connector_extra_config": {**config.get("kv_connector_extra_config", {}), "cpu_bytes_to_use": gib * GIB},
     }
 
 
@@ -148,9 +176,9 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
     if not isinstance(extra, Mapping):
         raise UserError(f"kv_connector_extra_config: expected a JSON object, found {show(extra)}")
     silent = [key for key in ("engine_id", "kv_port", "enable_permute_local_kv") if key in value]
-    if role != "kv_both":
+    if role != "kv_both" and name != "MooncakeStoreConnector":
         silent.append(f"kv_role ({role} stores and loads as kv_both does, with this connector)")
-    connectors[name](Extra(extra, out, silent, version))
+    connectors[name](Extra(extra, out, silent, version, role=role))
     _buffer_device(value.get("kv_buffer_device"), out, silent)
     _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
     if silent:

@@ -16,6 +16,7 @@ from kvsim.errors import UserError
 from kvsim.registry import CONNECTORS
 
 GIB = 2**30
+ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 @dataclass(slots=True)
@@ -36,8 +37,9 @@ class Extra:
         silent: list[str],
         version: str,
         name: str = "kv_connector_extra_config",
+        role: str = "kv_both",
     ) -> None:
-        self.out, self.silent, self.version, self.name = out, silent, version, name
+        self.out, self.silent, self.version, self.name, self.role = out, silent, version, name, role
         self._extra = dict(extra)
         self._known: list[str] = []
 
@@ -287,6 +289,69 @@ def _decode_bench(extra: Extra) -> None:
     extra.end()
 
 
+def _mooncake_store(extra: Extra) -> None:
+    """MooncakeStoreConnector: mooncake/store/scheduler.py; sizes are in the file of MOONCAKE_CONFIG_PATH."""
+    section = extra.out.connector
+    section["kind"] = "mooncake_store"
+    section["role"] = extra.role.removeprefix("kv_")
+    if not extra.truth("load_async", default=True):
+        raise UserError(f"{extra.name}.load_async: false: is not simulated, expected true")
+    if extra.version != "0.23.0":
+        for key, default in (("save_decode_cache", False), ("enable_lookup", True), ("lookup_async", False)):
+            section[key] = extra.truth(key, default=default)
+        extra.refuse("store_tp_size", "is not simulated, expected none")
+        extra.refuse("prefill_tp_sizes", "is not simulated, expected none")
+        extra.ignore("cache_prefix", "enable_group_semantics")
+    extra.ignore("lookup_rpc_port", "enable_cross_layers_blocks")
+    if extra.take("preferred_segment"):
+        extra.out.notes.append("preferred_segment is cluster.store.placement: local")
+    extra.out.notes.append("vLLM's config does not say how large the store is: cluster.store does")
+    extra.end()
+
+
+def _p2p_nccl(extra: Extra) -> None:
+    """P2pNcclConnector of vLLM 0.23.0: kv_connector/v1/p2p/p2p_nccl_connector.py."""
+    if extra.version != "0.23.0":
+        raise UserError(f"kv_connector P2pNcclConnector: vLLM {extra.version} has none, expected 0.23.0")
+    extra.out.connector["kind"] = "p2p_nccl"
+    extra.refuse("send_type", "is not simulated, expected PUT_ASYNC", unless=("PUT_ASYNC",))
+    extra.ignore("proxy_ip", "proxy_port", "http_port", "mem_pool_size_gb", "nccl_num_channels")
+    extra.end()
+
+
+def _multi(extra: Extra) -> None:
+    """MultiConnector: multi_connector.py; each of its connectors is a whole --kv-transfer-config."""
+    children = extra.take("connectors")
+    if not isinstance(children, list) or not children:
+        raise extra.error("connectors", "at least one connector", children)
+    sections: list[dict[str, Any]] = []
+    known = {name: translator for name, translator in translations().items() if name in _PARTS}
+    for number, child in enumerate(children):
+        place = f"{extra.name}.connectors.{number}"
+        if not isinstance(child, Mapping):
+            raise UserError(f"{place}: expected a JSON object, found {show(child)}")
+        name, role, inner = child.get("kv_connector"), child.get("kv_role"), child.get("kv_connector_extra_config", {})
+        if role not in ROLES:
+            raise UserError(f"{place}.kv_role: expected one of {', '.join(ROLES)}, found {show(role)}")
+        if name not in known:
+            guess = did_you_mean(closest(str(name), known))
+            raise UserError(f"{place}.kv_connector: expected one of {', '.join(known)}, found {show(name)}{guess}")
+        if not isinstance(inner, Mapping):
+            raise UserError(f"{place}.kv_connector_extra_config: expected a JSON object, found {show(inner)}")
+        out = Translation(notes=extra.out.notes)
+        known[name](Extra(inner, out, extra.silent, extra.version, f"{place}.kv_connector_extra_config", role))
+        sections.append(out.connector)
+    extra.out.connector |= {"kind": "multi", "connectors": sections}
+    extra.end()
+
+
+# Of which a MultiConnector may be made here (kvsim/config/connector.py, Part).
+_PARTS = (
+    "OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1", "LMCacheMPConnector", "ExampleConnector",
+    "MooncakeStoreConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector",
+)  # fmt: skip
+
+
 def translations() -> dict[str, Callable[[Extra], None]]:
     """By vLLM's name, those that can be simulated."""
     known: dict[str, tuple[str, Callable[[Extra], None]]] = {
@@ -299,6 +364,9 @@ def translations() -> dict[str, Callable[[Extra], None]]:
         "NixlPullConnector": ("nixl", _nixl),
         "NixlPushConnector": ("nixl", partial(_nixl, mode="push")),
         "MooncakeConnector": ("mooncake", _mooncake),
+        "MooncakeStoreConnector": ("mooncake_store", _mooncake_store),
+        "MultiConnector": ("multi", _multi),
+        "P2pNcclConnector": ("p2p_nccl", _p2p_nccl),
         "DecodeBenchConnector": ("decode_bench", _decode_bench),
     }
     return {name: function for name, (kind, function) in known.items() if kind in CONNECTORS.names()}

@@ -212,7 +212,11 @@ WRONG: dict[str, tuple[object, str]] = {
     "no role": ({"kv_connector": "OffloadingConnector"}, "kv_role is missing: vLLM does not start so, expected one of"),
     "role": ({"kv_connector": "OffloadingConnector", "kv_role": "both"}, "kv_role 'both': vLLM does not start so"),
     "connector": (transfer("OfloadingConnector"), "is unknown, expected one of OffloadingConnector, SimpleCPU"),
-    "multi": (transfer("MultiConnector", connectors=[]), "kv_connector MultiConnector is not simulated, expected one"),
+    "multi of none": (transfer("MultiConnector", connectors=[]), "connectors: expected at least one connector, found"),
+    "multi in multi": (
+        transfer("MultiConnector", connectors=[json.loads(transfer("MultiConnector"))]),
+        "connectors.0.kv_connector: expected one of OffloadingConnector, SimpleCPU",
+    ),
     "flexkv": (transfer("FlexKVConnectorV1"), "kv_connector FlexKVConnectorV1 is not simulated, expected one of Off"),
     "both ways": (transfer("NixlConnector", bidirectional_kv_xfer=True), "bidirectional_kv_xfer: true: is not simula"),
     "tcp": (transfer("MooncakeConnector", mooncake_protocol="tcp"), "mooncake_protocol: 'tcp': is not simulated, exp"),

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsim.plan.outcome import Outcome
 from kvsim.plan.prices import Prices, Resources
+from kvsim.plan.rated import Rated
 
 Kind = Literal["cost_per_1m_output_tokens", "least_dram", "max_sessions"]
 KINDS: tuple[Kind, ...] = ("cost_per_1m_output_tokens", "least_dram", "max_sessions")
@@ -26,11 +26,11 @@ class Objective:
     kind: Kind
     prices: Prices
 
-    def score(self, outcome: Outcome, sessions: int | None = None) -> Score:
+    def score(self, point: Rated, sessions: int | None = None) -> Score:
         """Of a point that was simulated. ``sessions``: at a time, where they are an axis."""
-        return self._score(outcome.resources, outcome.usd_per_1m_tokens, sessions)
+        return self._score(point.resources, point.usd_per_1m_tokens, sessions)
 
-    def bound(self, low: Resources, high: Outcome, sessions: int | None = None) -> Score:
+    def bound(self, low: Resources, high: Rated, sessions: int | None = None) -> Score:
         """The least score of any point with these resources or more that is no faster than ``high``.
 
         It generates the same tokens in no less time, and an hour costs no less.

@@ -1,131 +1,101 @@
-"""What a plan keeps of a simulated point: its SLO figures, its cost, and where its time went."""
+"""What became of a point, and where it is kept: one file per point, which appears whole or not at all."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from kvsim.config import RunConfig
-from kvsim.plan.prices import Prices, Resources, cost_usd, resources_of
-from kvsim.plan.slo import Check, Slo
+from kvsim.errors import UserError
+from kvsim.plan.point_key import SCHEMA
 
-WOULD_NOT_START = "vLLM would refuse to start"  # how `kvsim.resolve` and `kvsim.kv_groups` begin such a warning
+KIND = "kvsim-point"
+Status = Literal["ok", "stuck", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A point that was simulated, or could not be.
+    """The result of a point.
 
     Attributes:
-        config: what was run.
-        resources: what that takes.
-        reason: why there are no figures; empty if there are some.
-        summary: of the run; empty if it failed.
-        checks: of the SLO.
-        cost: USD by part and in total, over the run.
-        share: of the sessions that were played.
+        key: see `kvsim.plan.point_key`.
+        status: "stuck": it was run, but some requests had not ended when nothing could happen any more; "failed": it
+            could not be run to its end.
+        reason: of that; "" if all is well.
+        config: the resolved config, as YAML.
+        summary: as in ``summary.json`` of a run; None if it failed.
+        measured: what else was asked for of its requests, see `kvsim.plan.task.Measure`.
+        is_reused: it had been stored before.
     """
 
-    config: RunConfig
-    resources: Resources
-    reason: str = ""
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
-    cost: Mapping[str, float] = field(default_factory=dict)
-    share: float = 1.0
+    key: str
+    status: Status
+    reason: str
+    config: str
+    summary: dict[str, Any] | None
+    measured: dict[str, float | None] = field(default_factory=dict)
+    is_reused: bool = field(default=False, compare=False)
 
     @property
-    def failed(self) -> bool:
-        """Whether there are no figures."""
-        return bool(self.reason)
+    def ok(self) -> bool:
+        """Whether its figures may be believed."""
+        return self.status == "ok"
 
     @property
-    def worst(self) -> Check | None:
-        """The limit that is closest to being missed, or is missed most."""
-        return max(self.checks, key=lambda check: check.strain, default=None)
-
-    @property
-    def strain(self) -> float:
-        """Of that limit."""
-        return math.inf if self.worst is None else self.worst.strain
-
-    @property
-    def is_met(self) -> bool:
-        """Whether every limit of the SLO is."""
-        return not self.failed and self.strain <= 1
-
-    @property
-    def output_tokens(self) -> int:
-        """Of finished requests."""
-        return int(self.summary["throughput"]["output_tokens"]) if self.summary else 0
-
-    @property
-    def makespan_s(self) -> float:
-        """First arrival to last finish; infinite if nothing finished."""
-        found = self.summary["throughput"]["makespan_s"] if self.summary else None
-        return math.inf if found is None else float(found)
-
-    @property
-    def usd_per_1m_tokens(self) -> float:
-        """Cost of a million output tokens; infinite if there are none."""
-        return self.cost["total"] / self.output_tokens * 1e6 if self.output_tokens else math.inf
+    def digest(self) -> str:
+        """Of the per-request results; "" if it failed."""
+        return "" if self.summary is None else str(self.summary["digest"])
 
 
-def outcome_of(
-    config: RunConfig, summary: Mapping[str, Any], measured: Mapping[str, float | None], slo: Slo, prices: Prices,
-    share: float = 1.0,
-) -> Outcome:  # fmt: skip
-    """Judge a run.
+class PointFiles:
+    """Outcomes in a folder, ``KEY.json`` each. Any number of processes may write to it.
 
     Args:
-        config: what was run.
-        summary: of the run.
-        measured: what `Slo.measure` made of its requests.
-        slo: the limits.
-        prices: of its resources.
-        share: of the sessions that were played.
+        folder: made when something is kept; None = nothing is kept.
     """
-    resources = resources_of(config)
-    for warning in summary["warnings"]:
-        if warning.startswith(WOULD_NOT_START):
-            return Outcome(config, resources, warning.partition(". ")[0], share=share)
-    found = Outcome(config, resources, "", summary, slo.check(measured), {}, share)
-    hours = 0.0 if math.isinf(found.makespan_s) else found.makespan_s
-    cost = cost_usd(prices, resources, hours, _held_without_limit(summary))
-    return Outcome(config, resources, "", summary, found.checks, cost, share)
 
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
 
-def _held_without_limit(summary: Mapping[str, Any]) -> int:
-    """The most that file system tiers without a capacity held, over all instances."""
-    tiers = summary["secondary_tiers"].values()
-    return sum(tier["used"]["peak_bytes"] for tier in tiers if tier["kind"] == "fs" and tier["capacity_bytes"] is None)
+    def get(self, key: str) -> Outcome | None:
+        """The outcome of a key; None if there is none, or its file is damaged or of another version."""
+        if self.folder is None:
+            return None
+        try:
+            data = json.loads(self._path(key).read_text(encoding="utf-8"))
+            if (data.pop("kind"), data.pop("schema"), data["key"]) != (KIND, SCHEMA, key):
+                return None
+            return Outcome(**data, is_reused=True)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
+    def put(self, outcome: Outcome) -> None:
+        """Keep an outcome, unless it is there: whoever comes second has the same.
 
-def servers_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The figures of each instance, or of the one server."""
-    return list(summary.get("instances") or [summary])
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        if self.folder is None or self.get(outcome.key) == outcome:
+            return
+        path = self._path(outcome.key)
+        partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{threading.get_ident()}")
+        data = {"kind": KIND, "schema": SCHEMA} | asdict(outcome)
+        del data["is_reused"]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("w", encoding="utf-8", newline="\n") as file:
+                json.dump(data, file, indent=1, allow_nan=False, ensure_ascii=False)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())  # a name without content must not survive a power cut
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise UserError(f"{path}: cannot keep a finished point: {error.strerror or error}") from error
 
-
-def enough_cpu_bytes(summary: Mapping[str, Any]) -> int | None:
-    """CPU memory of each instance with which the run would have been the same; None if less would have changed it.
-
-    A tier that never evicted anything and never refused a store has only ever been asked for free room, which any size
-    above the most it held has.
-    """
-    return _enough([server["tiers"]["cpu"] for server in servers_of(summary)])
-
-
-def _enough(tiers: list[Any]) -> int | None:
-    if any(tier["evicted_blocks"] or tier["cannot_store"] or tier["used"]["peak_bytes"] is None for tier in tiers):
-        return None
-    return max((int(tier["used"]["peak_bytes"]) for tier in tiers), default=None)
-
-
-def enough_nvme_bytes(summary: Mapping[str, Any], name: str = "fs") -> int | None:
-    """The same of the file system tier: it has refused and evicted nothing."""
-    tiers = [server["secondary_tiers"].get(name) for server in servers_of(summary)]
-    if not tiers or any(tier is None or tier["refused_chunks"] or tier["evicted_chunks"] for tier in tiers):
-        return None
-    return max(int(tier["used"]["peak_bytes"]) for tier in tiers if tier is not None)
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key}.json"

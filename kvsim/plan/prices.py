@@ -162,7 +162,9 @@ class Prices:
 def default_prices() -> Prices:
     """The shipped list prices."""
     config = check(PricesConfig, read_yaml(_FILE))
-    assert config.dram_gib_hour and config.nvme_tib_hour and config.network_gbps_hour
+    assert config.dram_gib_hour is not None
+    assert config.nvme_tib_hour is not None
+    assert config.network_gbps_hour is not None
     return Prices(config.gpu_hour, config.dram_gib_hour, config.nvme_tib_hour, config.network_gbps_hour)
 
 

@@ -48,12 +48,14 @@ class Verdict:
         score: what is to be small.
         failed: it could not be simulated; tells nothing about other points.
         enough: by number of a monotone axis, an index that would have given the very same run.
+        subject: what it is about, for `Grid.bound`.
     """
 
     strain: float
     score: Score = (math.inf,)
     failed: bool = False
     enough: Mapping[int, int] = field(default_factory=dict)
+    subject: object = None
 
     @property
     def is_met(self) -> bool:
@@ -68,8 +70,8 @@ class Verdict:
         return (0, (*self.score, self.strain)) if self.is_met else (1, (self.strain, *self.score))
 
 
-class Grid(Protocol):
-    """The space, as the search sees it."""
+class Axes(Protocol):
+    """The shape of a space."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -84,6 +86,10 @@ class Grid(Protocol):
     def canonical(self, point: Point) -> Point:
         """The one of all points that mean the same config (a policy means nothing without memory)."""
         ...
+
+
+class Grid(Axes, Protocol):
+    """The space, as the search sees it."""
 
     def bound(self, low: Point, verdict: Verdict) -> Score:
         """No point above ``low`` has a smaller score, if none is faster than the one with this verdict."""
@@ -143,13 +149,13 @@ def search(grid: Grid, evaluate: Evaluate, budget: Budget, *, width: int = 1, ex
     return _Search(grid, evaluate, budget, width).run(exhaustive=exhaustive)
 
 
-def all_points(grid: Grid) -> list[Point]:
+def all_points(grid: Axes) -> list[Point]:
     """All different points of a space, in order."""
     found = (grid.canonical(point) for point in itertools.product(*(range(length) for length in grid.lengths)))
     return list(dict.fromkeys(found))
 
 
-def neighbours(grid: Grid, point: Point) -> Iterator[tuple[int, Point]]:
+def neighbours(grid: Axes, point: Point) -> Iterator[tuple[int, Point]]:
     """The points one step away, each with the number of its axis: next values, or all others of a choice."""
     for axis, length in enumerate(grid.lengths):
         near = (point[axis] - 1, point[axis] + 1)
@@ -187,7 +193,9 @@ class _Search:
 
     def run(self, *, exhaustive: bool) -> Found:
         if exhaustive:
-            self._simulate(all_points(self._grid))
+            points = all_points(self._grid)
+            slices = range(0, len(points), self._width)  # between two of them the clock is asked
+            all(self._simulate(points[start : start + self._width]) for start in slices)
         else:
             families = self._families()
             if len(families) <= MOST_FAMILIES:
@@ -267,7 +275,7 @@ class _Search:
         return self._halves(_Box(bound, box.number, box.low, box.high))
 
     def _halves(self, box: _Box) -> list[_Box]:
-        """The box cut across the axis with the fewest values: on one axis alone bounds are closest. Lower half first."""
+        """The box cut across its shortest side, as bounds are closest on one axis alone; the lower half first."""
         sides = _sides(box)
         if not sides:
             return []

@@ -65,9 +65,14 @@ class Slo:
     """
 
     limits: tuple[Limit, ...]
-    per_request: Mapping[str, int]
+    per_request: tuple[tuple[str, int], ...] = ()
 
-    def measure(self, requests: pd.DataFrame) -> dict[str, float | None]:
+    @property
+    def name(self) -> str:
+        """What is measured, and by which version of `of`; which limits it is compared with does not matter for that."""
+        return " ".join(("slo1", *(limit.key for limit in self.limits), *map(str, self.per_request)))
+
+    def of(self, requests: pd.DataFrame) -> dict[str, float | None]:
         """What a run gives for every limit, and the share of its requests that finished.
 
         TTFT, TPOT and E2E as in `kvsim.results.summary`. Requests longer than max_model_len are refused by every
@@ -82,7 +87,7 @@ class Slo:
         for limit in self.limits:
             if limit.key == GOODPUT:
                 good = finished.copy()
-                for name, most in self.per_request.items():
+                for name, most in self.per_request:
                     good &= ~(times[name] > most)  # a request of one token has no TPOT: NaN is not too long
                 found[GOODPUT] = _share(good, ~too_long)
                 continue
@@ -95,15 +100,16 @@ class Slo:
         return found
 
     def check(self, measured: Mapping[str, float | None]) -> tuple[Check, ...]:
-        """Every limit beside its figure, in the order of the SLO; last, that all requests finished."""
+        """Every limit beside its figure, in the order of the SLO; last, if some did not, that all requests finish."""
         checks = [Check(limit.key, limit.limit, measured.get(limit.key)) for limit in self.limits]
-        return (*checks, Check(FINISHED, 1.0, measured.get(FINISHED)))
+        finished = Check(FINISHED, 1.0, measured.get(FINISHED))
+        return tuple(checks) if finished.is_met else (*checks, finished)
 
     def plain(self) -> dict[str, Any]:
         """The SLO as a plan says it."""
         found: dict[str, Any] = {each.key: show_limit(each.key, each.limit) for each in self.limits}
         if self.per_request:
-            found["request"] = {name: format_time(limit) for name, limit in self.per_request.items()}
+            found["request"] = {name: format_time(limit) for name, limit in self.per_request}
         return found
 
 
@@ -116,7 +122,7 @@ def parse_slo(data: object) -> Slo:
     if not isinstance(data, Mapping) or not data:
         raise UserError("slo: expected limits, such as {ttft_p90: 2s, tpot_p90: 100ms}")
     limits: list[Limit] = []
-    per_request: dict[str, int] = {}
+    per_request: tuple[tuple[str, int], ...] = ()
     for key, value in data.items():
         if key == "request":
             per_request = _per_request(value)
@@ -145,13 +151,13 @@ def show_limit(key: str, amount: float) -> str | float:
     return amount if key in (GOODPUT, FINISHED) else format_time(round(amount))
 
 
-def _per_request(value: object) -> dict[str, int]:
+def _per_request(value: object) -> tuple[tuple[str, int], ...]:
     if not isinstance(value, Mapping) or not value:
         raise UserError("slo.request: expected limits of a request, such as {ttft: 2s, tpot: 50ms}")
     for name in value:
         if name not in TIMES:
             raise UserError(f"slo.request: unknown key {name}, expected {', '.join(TIMES)}")
-    return {str(name): _time(f"slo.request.{name}", limit) for name, limit in value.items()}
+    return tuple((str(name), _time(f"slo.request.{name}", limit)) for name, limit in value.items())
 
 
 def _time(place: str, value: object) -> int:

@@ -102,7 +102,8 @@ class Space:
         idle: set[str] = set()
         if not self._has_cpu(point):
             idle |= {NVME, POLICY, FACTOR}
-        if self._instances(point) == 1 and self.value(point, PD) is None:
+        pd = self.value(point, PD) or {"prefill": 1, "decode": 1}
+        if self._instances(point) * max(pd.values()) == 1:
             idle.add(ROUTER)
         return idle
 
@@ -156,12 +157,27 @@ class Space:
         words = [f"{name.replace('_', ' ')} {label}" for name, label in labels.items() if label != "-"]
         return ", ".join(words).replace("/", " ") or "base"
 
-    def check(self) -> None:
-        """See that the axes suit the base.
+    def check(self) -> list[RunConfig]:
+        """See that the axes suit the base, and that each of their values alone does.
+
+        Returns:
+            The configs with one value of one axis each, all others at their first.
 
         Raises:
-            UserError: an axis that has nothing to change, or one that the base's parts do not allow.
+            UserError: an axis that has nothing to change, one that the base's parts do not allow, or a bad value.
         """
+        self._check_axes()
+        first = tuple(0 for _ in self.axes)
+        most = tuple(len(axis.values) - 1 if axis.monotone else 0 for axis in self.axes)
+        found = [self.config(self.canonical(first)), self.config(self.canonical(most))]
+        others = (  # at the most of everything, where every axis means something
+            (*most[:place], index, *most[place + 1 :])
+            for place, axis in enumerate(self.axes)
+            for index in range(1, len(axis.values))
+        )
+        return [*found, *(self.config(self.canonical(point)) for point in others)]
+
+    def _check_axes(self) -> None:
         kind = self.base.connector.kind
         touching = [name for name in (CPU, NVME, STORE, POLICY, FACTOR, PD) if self.has(name)]
         if touching and kind not in _MEMORY_KINDS:
@@ -175,7 +191,7 @@ class Space:
             for name in (NVME, POLICY, FACTOR):
                 if self.has(name):
                     raise UserError(f"{self.source}: space.{name}: connector simple_cpu has none, expected offloading")
-        if kind not in ("offloading",) and not self.has(CPU):
+        if kind != "offloading" and not self.has(CPU):
             for name in (NVME, POLICY, FACTOR):
                 if self.has(name):
                     raise UserError(

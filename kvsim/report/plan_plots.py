@@ -1,0 +1,93 @@
+"""Plots of a plan: what its points cost against what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from kvsim.report.format import number
+from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
+
+USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "point"
+_NAMED = 8
+"""Points of the front whose names are written beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What is drawn upwards.
+
+    Attributes:
+        column: of the table.
+        title: of the axis, with its unit.
+        limit: of the SLO, in that unit.
+        more_is_better: whether the limit is a least one.
+    """
+
+    column: str
+    title: str
+    limit: float
+    more_is_better: bool = False
+
+
+@styled
+def pareto(table: pd.DataFrame, against: Against) -> Figure:
+    """Every simulated point: its cost, and its figure for the SLO's first limit.
+
+    Args:
+        table: a row per point, with the columns `USD`, `MEETS`, `PARETO`, `BEST`, `LABEL` and the one of `against`.
+        against: the limit.
+    """
+    title = "Cost against service: every simulated point"
+    rows = table[table[USD].notna() & table[against.column].notna()]
+    if rows.empty:
+        return say(title, "No point has figures.")
+    drawn = figure(4.6)
+    axes = drawn.subplots()
+    axes.set_title(title, pad=24)
+    meets = rows[MEETS].astype(bool)
+    for which, color, marker, label in (
+        (meets, BLUE, "o", "meets the SLO"),
+        (~meets, ORANGE, "x", "misses it"),
+    ):
+        axes.scatter(rows[USD][which], rows[against.column][which], c=color, marker=marker, s=36, label=label, zorder=3)
+    front = rows[rows[PARETO].astype(bool)].sort_values(USD)
+    axes.plot(
+        front[USD], front[against.column], color=GREEN, linewidth=1.2, label="nothing is better in both", zorder=2
+    )
+    axes.axhline(against.limit, color=INK, linestyle="--", linewidth=1, label=f"limit {number(against.limit)}")
+    best = rows[rows[BEST].astype(bool)]
+    axes.scatter(
+        best[USD], best[against.column], s=170, facecolors="none", edgecolors=VERMILLION, linewidths=2, zorder=4,
+        label="recommended" if best[MEETS].astype(bool).all() else "closest",
+    )  # fmt: skip
+    axes.set_xlabel("USD per 1M output tokens")
+    axes.set_ylabel(against.title)
+    if not against.more_is_better and (rows[against.column] > 0).all():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.12, y=0.12)
+    _names(axes, front, best, against.column)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=5, frameon=False, fontsize=8, handletextpad=0.3)
+    return drawn
+
+
+def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> None:
+    """Beside the recommended point, and beside those of the front as long as they are few."""
+    named: Sequence[pd.DataFrame] = [best, *([front.drop(best.index, errors="ignore")] if len(front) <= _NAMED else [])]
+    for row in pd.concat(named).to_dict("records"):
+        axes.annotate(
+            str(row[LABEL]),
+            (row[USD], row[column]),
+            xytext=(7, 7),
+            textcoords="offset points",
+            fontsize=7.5,
+            fontweight="bold" if row[BEST] else "normal",
+            zorder=5,
+        )
