@@ -20,10 +20,10 @@ from kvsim import __version__
 from kvsim.cli_conform import conform
 from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
 from kvsim.cli_mrc import mrc
-from kvsim.cli_report import EXAMPLE as REPORT_EXAMPLE
-from kvsim.cli_report import report
 from kvsim.cli_plan import EPILOG as PLAN_EPILOG
 from kvsim.cli_plan import plan
+from kvsim.cli_report import EXAMPLE as REPORT_EXAMPLE
+from kvsim.cli_report import report
 from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
 from kvsim.cli_sweep import sweep
 from kvsim.cli_trace import trace_app

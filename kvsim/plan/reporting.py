@@ -186,7 +186,7 @@ def _save(plots: Sequence[Drawn], folder: Path, progress: Progress | None) -> No
 
 def _limits(point: Point, slo: Slo) -> tuple[Limit, ...]:
     if point.run is not None:
-        measured = slo.measure(point.run.requests)
+        measured = slo.of(point.run.requests)
     else:
         measured = {limit.key: _from_summary(point, limit.key) for limit in slo.limits}
         measured[FINISHED] = _finished(point)

@@ -148,7 +148,8 @@ def write_points(
     runs = [each.run for each in points if each.run is not None][:MOST_RUNS]
     names = labels(runs)
     service, curves = service_of_points(points, best), _curves(runs)
-    sections = [*of_points(points, best, bound), *_of_two(baseline, best)]
+    found = [*of_points(points, best, bound), *_of_two(baseline, best), *([curves] if curves is not None else [])]
+    sections = sorted(found, key=lambda section: _ORDER.index(section.key))
     assumed, notes = _owned_notes(points)
     infos = [(each.name, (each.summary or {}).get("info")) for each in _two(baseline, best)]
     _write(
@@ -158,11 +159,10 @@ def write_points(
             title=title,
             lead=_unbroken(lead or describe_points(points, baseline, best)),
             names=names,
-            mismatches=mismatches(runs),
+            mismatches=[*mismatches(runs), *_other_traces(points, baseline)],
             warnings=_warnings(points, baseline, best),
             service=_part(service),
             sheets=_sheets(runs, names) if len(runs) > 1 else [],
-            curves=_part(curves),
             sections=[_part(each) for each in sections],
             infos=infos,
             assumed=assumed,
@@ -173,7 +173,10 @@ def write_points(
             versions=(baseline.summary or {}).get("versions"),
         ),
     )
-    return tuple(drawn for each in (curves, *sections) if each is not None for drawn in each.plots)
+    return tuple(drawn for each in sections for drawn in each.plots)
+
+
+_ORDER = ("capacity", "plots", "pareto", "timeline", "policies", "sessions")
 
 
 def _curves(runs: Sequence[Run]) -> Section | None:
@@ -225,6 +228,22 @@ def _warnings(points: Sequence[Point], baseline: Point, best: Point) -> list[tup
     if others:
         found.append(("Other points", [f"{others} of them have warnings of their own, in their summaries."]))
     return [(name, lines) for name, lines in found if lines]
+
+
+def _other_traces(points: Sequence[Point], baseline: Point) -> list[str]:
+    """A sentence about points that played something else than the first; of runs `mismatches` knows more."""
+    first = _trace_of(baseline)
+    others = [each.name for each in points if each.run is None and _trace_of(each) not in (first, "")]
+    if not first or not others:
+        return []
+    return [
+        f"{len(others)} points ({_listed(others)}) played another trace, or another part of it, than {baseline.name}"
+        f" ({first}): differences are not due to the configuration alone."
+    ]
+
+
+def _trace_of(point: Point) -> str:
+    return str((point.summary or {}).get("info", {}).get("trace", ""))
 
 
 def _script(*sections: Section | None) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from kvsim.report.axes import legend
 from kvsim.report.curves import Floats
-from kvsim.report.format import duration, number, shorten
-from kvsim.report.points import Point, other_axes, series_name, size_axis, size_text, varied_axes
+from kvsim.report.format import shorten
+from kvsim.report.points import Point, other_axes, series_name, short_name, size_axis, size_text, varied_axes
 from kvsim.report.style import GRID, INK, ORANGE, PALETTE, PAPER, figure, line_style, styled
 from kvsim.results.compare import METRIC
 
@@ -36,39 +35,45 @@ def hit_rate_by_size(points: Sequence[Point]) -> Figure | None:
         return None
     what, sizes = found
     axes = other_axes(known, sizes)
-    series: dict[str, dict[int, Point]] = {}
+    series: dict[str, list[tuple[int, Point]]] = {}
     for point, size in zip(known, sizes, strict=True):
-        series.setdefault(series_name(point, axes), {})[size] = point
-    series = {name: dict(sorted(each.items())) for name, each in series.items()}
-    bars = max(len(each) for each in series.values())
-    if len(series) <= MOST_PANELS and bars <= MOST_BARS:
+        series.setdefault(series_name(point, axes), []).append((size, point))
+    series = {name: sorted(each, key=lambda item: item[0]) for name, each in series.items()}
+    if len(known) <= MOST_BARS and all(len(each) == 1 for each in series.values()):  # nothing grows but from one to one
+        together = sorted((item for each in series.values() for item in each), key=lambda item: item[0])
+        return _stacked("", {"": together})
+    if len(series) <= MOST_PANELS and max(map(len, series.values())) <= MOST_BARS:
         return _stacked(what, series)
     return _lines(what, series)
 
 
 @styled
-def _stacked(what: str, series: Mapping[str, Mapping[int, Point]]) -> Figure:
+def _stacked(what: str, series: Mapping[str, Sequence[tuple[int, Point]]]) -> Figure:
+    """``what`` grows; "" = nothing does, so that each bar has the name of its point."""
     rows, columns = -(-len(series) // 2), min(len(series), 2)
     drawn = figure(1.2 + 3.2 * rows)
     panels = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-    names = dict.fromkeys(name for each in series.values() for point in each.values() for name, _ in _tiers(point))
+    parts = [part for each in series.values() for _, point in each for part in _tiers(point)]
+    names = dict.fromkeys(name for name, rate in parts if rate)
     colors = dict(zip(names, cycle(PALETTE), strict=False))
     for axes, (title, points) in zip(panels, series.items(), strict=False):
-        axes.set_title(shorten(f"Hit rate by tier, {title}" if title else "Hit rate by tier", 60 // columns))
+        axes.set_title(shorten(title or "Hit rate by tier", 64 // columns), fontsize=12 if columns == 1 else 10)
         bottom = np.zeros(len(points))
         for name in names:
-            heights = np.array([dict(_tiers(point)).get(name, 0.0) for point in points.values()])
+            heights = np.array([dict(_tiers(point)).get(name, 0.0) for _, point in points])
             if heights.any():
                 axes.bar(range(len(points)), heights, bottom=bottom, color=colors[name], width=0.7, label=name)
             bottom += heights
         for place, top in enumerate(bottom):
             axes.text(place, top + 0.01, f"{100 * top:.0f}", ha="center", va="bottom", fontsize=9)
-        axes.set_xticks(range(len(points)), [size_text(size) for size in points], rotation=30 if len(points) > 5 else 0)
+        texts = [size_text(size) if what else f"{short_name(point, 18)}\n{size_text(size)}" for size, point in points]
+        axes.set_xticks(range(len(points)), texts, rotation=30 if len(points) > 5 else 0)
         axes.set_ylim(0, 1.08)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(visible=False, axis="x")
-        axes.set_xlabel(what)
-        legend(axes)
+        axes.set_xlabel(what or "Run, and its memory")
+    handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    drawn.legend(list(handles.values()), list(handles), loc="outside upper right", ncols=len(handles), frameon=False)
     for axes in panels[:: max(columns, 1)]:
         axes.set_ylabel("Share of prompt tokens")
     for axes in panels[len(series) :]:
@@ -77,17 +82,18 @@ def _stacked(what: str, series: Mapping[str, Mapping[int, Point]]) -> Figure:
 
 
 @styled
-def _lines(what: str, series: Mapping[str, Mapping[int, Point]]) -> Figure:
+def _lines(what: str, series: Mapping[str, Sequence[tuple[int, Point]]]) -> Figure:
     drawn = figure(5.4)
     axes = drawn.subplots()
     many = len(series) > MOST_LINES
     axes.set_title(f"Token hit rate by {what}" + (f", the first {MOST_LINES} of {len(series)} series" if many else ""))
     for index, (name, points) in enumerate(list(series.items())[:MOST_LINES]):
-        rates = [_total(point) for point in points.values()]
-        sizes = [size / 2**30 for size in points]
+        rates = [_total(point) for _, point in points]
+        sizes = [size / 2**30 for size, _ in points]
         label = shorten(name, _NAME_WIDTH) or "all"
         axes.plot(sizes, rates, marker="o", markersize=4, label=label, **line_style(index))
-    axes.set_xscale("symlog", linthresh=min((s / 2**30 for each in series.values() for s in each if s), default=1.0))
+    smallest = min((size / 2**30 for each in series.values() for size, _ in each if size), default=1.0)
+    axes.set_xscale("symlog", linthresh=smallest)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda gib, _: f"{gib:g}"))
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -107,7 +113,7 @@ def _tiers(point: Point) -> list[tuple[str, float]]:
     local, total = _LOCAL.of(summary) or 0.0, _TOTAL.of(summary) or 0.0
     behind = {name: float(each.get("hit_rate") or 0.0) for name, each in summary.get("secondary_tiers", {}).items()}
     cpu = max(total - local - sum(behind.values()), 0.0)
-    return [("GPU cache", local), ("CPU" if behind or point.dram_bytes else "Offload", cpu), *behind.items()]
+    return [("GPU cache", local), ("CPU" if behind or point.dram_bytes else "Other caches", cpu), *behind.items()]
 
 
 # -- Pareto
@@ -152,7 +158,7 @@ def _draw_pareto(known: Sequence[Point], what: str, costs: list[float], best: Po
     ):
         on_front = front(costs, values, lower_is_better=lower)
         line_x, line_y = [costs[at] for at in on_front], [values[at] for at in on_front]
-        axes.step(line_x, line_y, where="post", color=INK, linewidth=1.0, label="Best for the money")
+        axes.step(line_x, line_y, where="post", color=INK, linewidth=1.0, label="Best for its cost")
         for index, group in enumerate(dict.fromkeys(groups)):
             for filled in (False, True):
                 chosen = [at for at in range(len(known)) if groups[at] == group and (at in on_front) is filled]
@@ -170,11 +176,11 @@ def _draw_pareto(known: Sequence[Point], what: str, costs: list[float], best: Po
             at = known.index(best)
             axes.plot([costs[at]], [values[at]], "o", markersize=14, markerfacecolor="none", color=INK, label="Best")
         axes.set_title(title)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.12 * (max(values) or 1.0))
         _log_if_wide(axes, values)
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda ms, _: duration(ms) if ms > 0 else "0"))
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms / 1e3:,g} s" if ms >= 1000 else f"{ms:g} ms"))
     panels[0].set_ylabel("Time")
-    panels[1].yaxis.set_major_formatter(FuncFormatter(lambda rate, _: number(rate) if rate else "0"))
+    panels[1].yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,g}"))
     panels[1].set_ylabel("Output tokens per second")
     panels[1].set_xlabel(what)
     if what == "GPUs":
@@ -187,7 +193,7 @@ def _draw_pareto(known: Sequence[Point], what: str, costs: list[float], best: Po
 
 def _groups(known: Sequence[Point], costs: Sequence[float]) -> tuple[list[str], bool]:
     """Which colour each point has: by its other axes, while there are no more of them than colours."""
-    axes = other_axes(known, [round(1000 * cost) for cost in costs]) if varied_axes(known) else []
+    axes = other_axes(known, costs) if varied_axes(known) else []
     while axes:
         groups = [series_name(each, axes) for each in known]
         if len(set(groups)) <= len(PALETTE):

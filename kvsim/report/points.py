@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from kvsim.report.format import memory, number, shorten
+from kvsim.report.format import memory, shorten
 from kvsim.results.compare import METRIC, labels
 from kvsim.results.run import Run
 from kvsim.results.sweep import Sweep
@@ -105,9 +105,9 @@ def points_of(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Point]:
         for each in sweep.points:
             axes = {_short(axis, sweep.axes): _label(value) for axis, value in each.labels.items()}
             has_name = not each.name.startswith("point ")
-            name = each.name if has_name or not axes else ", ".join(f"{axis} {text}" for axis, text in axes.items())
-            config = _parsed(each.config_text)
-            found.append(Point(prefix + name, axes, each.summary, config, each.status, each.reason))
+            point = Point("", axes, each.summary, _parsed(each.config_text), each.status, each.reason)
+            name = each.name if has_name or not axes else series_name(point, list(axes))
+            found.append(replace(point, name=prefix + name))
     if runs or len(sweeps) > 1:
         return _with_differences(found)
     return found
@@ -116,11 +116,16 @@ def points_of(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Point]:
 def _with_differences(points: Sequence[Point]) -> list[Point]:
     flat = [dict(_flat(each.config)) for each in points]
     keys = dict.fromkeys(key for each in flat for key in each)
-    varied = [key for key in keys if len({str(each.get(key)) for each in flat}) > 1]
+    varied = [key for key in keys if _tells_apart([each.get(key) for each in flat])]
     return [
         replace(point, axes={_short(key, varied): _label(own.get(key)) for key in varied})
         for point, own in zip(points, flat, strict=True)
     ]
+
+
+def _tells_apart(values: Sequence[Any]) -> bool:
+    """Whether two of those who have it differ in it; what only one kind of connector has says no more than that."""
+    return len({str(_label(value)) for value in values if value is not None}) > 1
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
@@ -150,8 +155,12 @@ def varied_axes(points: Sequence[Point]) -> list[str]:
 
 
 def series_name(point: Point, axes: Sequence[str]) -> str:
-    """Its values on these axes."""
-    return ", ".join(f"{axis} {_text(point.axes.get(axis))}" for axis in axes)
+    """Its values on these axes; numbers with the axis they are on."""
+    parts = []
+    for axis in axes:
+        value = point.axes.get(axis)
+        parts.append(value if isinstance(value, str) else f"{axis} {_text(value)}")
+    return ", ".join(parts)
 
 
 def size_axis(points: Sequence[Point]) -> tuple[str, list[int]] | None:
@@ -167,14 +176,14 @@ def size_axis(points: Sequence[Point]) -> tuple[str, list[int]] | None:
     return (name, sizes) if len(set(sizes)) > 1 else None
 
 
-def other_axes(points: Sequence[Point], sizes: Sequence[int]) -> list[str]:
-    """Varied axes that say more than a size: those of which one value comes with several sizes, or with all alike."""
+def other_axes(points: Sequence[Point], sizes: Sequence[float]) -> list[str]:
+    """Varied axes that say more than a size does: those that have several values at one size."""
     others = []
     for axis in varied_axes(points):
-        by_value: dict[object, set[int]] = {}
+        by_size: dict[float, set[object]] = {}
         for point, size in zip(points, sizes, strict=True):
-            by_value.setdefault(point.axes.get(axis), set()).add(size)
-        if any(len(found) > 1 for found in by_value.values()):
+            by_size.setdefault(size, set()).add(point.axes.get(axis))
+        if any(len(found) > 1 for found in by_size.values()):
             others.append(axis)
     return others
 
@@ -183,7 +192,10 @@ def size_text(size_bytes: int) -> str:
     """``64 GiB``, ``1.5 TiB``; "none" for nothing."""
     if not size_bytes:
         return "none"
-    return f"{number(size_bytes / 2**40)} TiB" if size_bytes >= 2**40 else memory(size_bytes)
+    for unit, unit_bytes in (("TiB", 2**40), ("GiB", 2**30)):
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.3g} {unit}" if size_bytes < 1000 * unit_bytes else memory(size_bytes)
+    return memory(size_bytes)
 
 
 def short_name(point: Point, width: int = MANY) -> str:
@@ -222,7 +234,16 @@ def _short(axis: str, among: Sequence[str]) -> str:
 def _label(value: Any) -> str | float | None:
     if value is None or (isinstance(value, int | float | str) and not isinstance(value, bool)):
         return value
+    if isinstance(value, list):
+        return ", ".join(_of_list(each) for each in value) or "none"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _of_list(value: Any) -> str:
+    """A part of a list by its name or kind, if it has one."""
+    if isinstance(value, Mapping):
+        return str(value.get("name") or value.get("kind") or json.dumps(value, ensure_ascii=False))
+    return str(_label(value))
 
 
 def _text(value: str | float | None) -> str:

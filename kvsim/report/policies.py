@@ -39,7 +39,10 @@ def policy_table(points: Sequence[Point], bound: Bound = ()) -> SortableTable | 
     optimum = next((name for name in policies if name.lower() in OPTIMA), None)
     bounds = {name: _bound(tried, optimum, bound) for name, tried in settings.items()}
     has_bound = any(found is not None for found in bounds.values())
-    headings = [Heading("Policy", "text"), *(Heading(name or "Hit rate") for name in shown)]
+    headings = [
+        Heading("Policy", "text"),
+        *(Heading(name.replace("_", "_\N{ZERO WIDTH SPACE}") or "Hit rate") for name in shown),
+    ]
     headings += [Heading("Behind the optimum, mean")] if has_bound else []
     headings.append(Heading("TTFT P90, mean"))
     rows = []

@@ -103,7 +103,7 @@ def service_of_points(points: Sequence[Point], best: Point | None) -> Section:
     own_names = not axes or any(each.run is not None for each in points)
     goodput = {each.key for point in points for each in point.limits if each.key == "goodput"}
     headings = [Heading("Choice", "text")] if own_names else []
-    headings += [Heading(axis, "text") for axis in axes]
+    headings += [Heading(axis.replace("_", "_\N{ZERO WIDTH SPACE}"), "text") for axis in axes]  # may break there
     headings += [Heading("SLO", "text")] if has_slo else []
     headings += [Heading("Goodput", "text")] if goodput else []
     headings += [Heading(title) for title, _ in _FIGURES]
