@@ -65,7 +65,7 @@ def _stacked(what: str, series: Mapping[str, Sequence[tuple[int, Point]]]) -> Fi
                 axes.bar(range(len(points)), heights, bottom=bottom, color=colors[name], width=0.7, label=name)
             bottom += heights
         for place, top in enumerate(bottom):
-            axes.text(place, top + 0.01, f"{100 * top:.0f}", ha="center", va="bottom", fontsize=9)
+            axes.text(place, top + 0.01, f"{100 * top:.3g}", ha="center", va="bottom", fontsize=9)
         texts = [size_text(size) if what else f"{short_name(point, 18)}\n{size_text(size)}" for size, point in points]
         axes.set_xticks(range(len(points)), texts, rotation=30 if len(points) > 5 else 0)
         axes.set_ylim(0, 1.08)
