@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from kvsim.errors import UserError
-from kvsim.plan.slo import FINISHED, GOODPUT, Check, Slo, parse_slo, show_limit
+from kvsim.plan.slo import FINISHED, GOODPUT, TOO_LONG, Check, Slo, parse_slo, show_limit
 from kvsim.report.format import duration, percent
 from kvsim.report.html import write_points, write_report
 from kvsim.report.plots import PLOTS, plots_of
@@ -195,9 +195,11 @@ def _limits(point: Point, slo: Slo) -> tuple[Limit, ...]:
 
 
 def _finished(point: Point) -> float | None:
+    """Of the requests that some server of this model could serve, as `Slo.of` counts them."""
     counts = {} if point.summary is None else point.summary.get("requests", {})
-    arrived, finished = counts.get("arrived"), counts.get("finished")
-    return finished / arrived if arrived and finished is not None else None
+    finished, reasons = counts.get("finished"), counts.get("reasons", {}).get("rejected", {})
+    served = (counts.get("arrived") or 0) - sum(times for reason, times in reasons.items() if TOO_LONG in reason)
+    return finished / served if served and finished is not None else None
 
 
 def _from_summary(point: Point, key: str) -> float | None:

@@ -38,6 +38,8 @@ def point_summary(
     """The summary of the small run, with other figures."""
     run = assemble(requests=small_requests(), series=small_series(), totals=small_totals(), config_text="")
     summary: dict[str, Any] = copy.deepcopy(run.summary)
+    counts = summary["requests"]
+    counts |= {"finished": counts["arrived"], "rejected": 0, "failed": 0, "stuck": 0, "reasons": {}}
     summary["hit_rate"] |= {"total": hit_rate, "local": gpu_hit_rate, "external": hit_rate - gpu_hit_rate}
     summary["latency"]["ttft_ms"] |= {"p50": 500 * ttft_s, "p90": 1000 * ttft_s, "p99": 2000 * ttft_s}
     summary["throughput"]["output_tokens_per_s"] = rate
