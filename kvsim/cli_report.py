@@ -20,7 +20,7 @@ EXAMPLE = "Example: kvsim report runs/sizes --slo ttft_p90=2s -o report.html"
 def report(
     inputs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_OR_SWEEP...", help="Run folders and sweep folders; the first is the baseline."),
+        typer.Argument(metavar="RUN_OR_SWEEP...", help="Run folders and sweep folders; the first run is the baseline."),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The page; its plots go into a folder beside it.")

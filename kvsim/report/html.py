@@ -129,7 +129,7 @@ def write_points(
     """Write a page about many choices: runs, points of sweeps, or both.
 
     Args:
-        points: The first one that was simulated is what the others are compared with.
+        points: What the others are compared with, see `kvsim.report.points.baseline_of`.
         path: File to write.
         title: Of the page.
         bound: Hit rate of the optimum by cache size, if that is known.
@@ -236,10 +236,11 @@ def _other_traces(points: Sequence[Point], baseline: Point) -> list[str]:
     others = [each.name for each in points if each.run is None and _trace_of(each) not in (first, "")]
     if not first or not others:
         return []
-    return [
+    text = (
         f"{len(others)} points ({_listed(others)}) played another trace, or another part of it, than {baseline.name}"
         f" ({first}): differences are not due to the configuration alone."
-    ]
+    )
+    return [text]
 
 
 def _trace_of(point: Point) -> str:

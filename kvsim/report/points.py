@@ -144,8 +144,10 @@ def best_of(points: Sequence[Point]) -> Point | None:
 
 
 def baseline_of(points: Sequence[Point]) -> Point | None:
-    """The first one that was simulated."""
-    return next((each for each in points if each.summary is not None), None)
+    """What the others are compared with: the first run; of sweeps the first point without offloading, or the first."""
+    known = [each for each in points if each.summary is not None]
+    plain = [each for each in known if not each.dram_bytes and not each.storage_bytes]
+    return next(iter(plain if known and known[0].run is None and plain else known), None)
 
 
 def varied_axes(points: Sequence[Point]) -> list[str]:

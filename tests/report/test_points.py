@@ -136,6 +136,17 @@ def test_first_is_best() -> None:
     )
 
 
+def test_baseline(offload: Run, baseline: Run) -> None:
+    """The first run; of sweeps the first point without memory or storage for KV, or the first that did not fail."""
+    runs = points_of([offload, baseline], ())
+    assert baseline_of(runs) is runs[0]
+    failed = Point("failed", {}, None, {})
+    swept = [failed, point("cpu"), point("none", gib=0), point("also none", gib=0)]
+    assert baseline_of(swept) is swept[2]
+    assert baseline_of(swept[:2]) is swept[1]
+    assert baseline_of([failed]) is None
+
+
 def test_what_grows(points: list[Point]) -> None:
     """The axis of sizes is found by the sizes themselves; axes that a size determines are no series of their own."""
     found = size_axis(points)
