@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
@@ -44,7 +44,6 @@ class SortableTable:
     rows: tuple[tuple[Entry, ...], ...]
     caption: str = ""
     hint: str = ""
-    first_is_name: bool = field(default=True)
 
 
 def number_entry(amount: float | None, unit: Unit, mark: Mark = "") -> Entry:
