@@ -27,6 +27,8 @@ from kvsim.cli_report import report
 from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
 from kvsim.cli_sweep import sweep
 from kvsim.cli_trace import trace_app
+from kvsim.cli_vllm import Gpu, LineOptions, ModelFile, TraceOption, Version, from_vllm, to_vllm
+from kvsim.cli_vllm import Text as VllmLine
 from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
 from kvsim.registry import user_code
@@ -44,6 +46,10 @@ app.command(epilog=MRC_EXAMPLE)(mrc)
 app.command(epilog=REPORT_EXAMPLE)(report)
 app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(epilog=PLAN_EPILOG)(plan)
+app.command("from-vllm", epilog="Example: kvsim from-vllm 'vllm serve Qwen/Qwen3-8B -tp 2 --kv-offloading-size 64'")(
+    from_vllm
+)
+app.command("to-vllm", epilog="Example: kvsim to-vllm runs/demo/config.yaml")(to_vllm)
 
 
 def _version(wanted: bool) -> None:
@@ -63,7 +69,12 @@ def _root(
 
 @app.command(epilog="Example: kvsim run demo.yaml --set connector.cpu_bytes_to_use=256GiB -o runs/smaller")
 def run(
-    config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
+    config: Annotated[Path | None, typer.Argument(help="The run's YAML file; with --vllm, it may be left out.")] = None,
+    vllm: VllmLine = None,
+    trace: TraceOption = None,
+    gpu: Gpu = None,
+    vllm_version: Version = None,
+    model_config: ModelFile = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; repeatable."),
@@ -107,7 +118,6 @@ def run(
     ] = None,
 ) -> None:
     """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
-    from kvsim.config import load_config
     from kvsim.schedule_export import ScheduleExport
 
     export = ScheduleExport.from_options(
@@ -116,7 +126,9 @@ def run(
     wanted = {"debug": debug, "output.timeline": timeline or timeline_from or timeline_until}
     changes = [*(overrides or []), *(f"{key}=true" for key, is_wanted in wanted.items() if is_wanted)]
     window = {"output.timeline_from": timeline_from, "output.timeline_until": timeline_until}
-    settings = load_config(config, [*changes, *(f"{key}={time}" for key, time in window.items() if time is not None)])
+    changes += [f"{key}={time}" for key, time in window.items() if time is not None]
+    line = LineOptions(vllm, trace, gpu, vllm_version, model_config)
+    settings = line.load(config, changes)
     from kvsim.report.tables import instances_table, summary_table
     from kvsim.results.records import ASSUMED
     from kvsim.runner import run_and_save
@@ -126,7 +138,7 @@ def run(
         try:
             saved = run_and_save(settings, target, overwrite=overwrite, progress=report, export=export)
         except ConfigError as error:
-            raise UserError(f"{config}: {error}") from None
+            raise UserError(f"{config or '--vllm'}: {error}") from None
     if as_json:
         files = {} if export is None else {"schedule": str(export.path)}
         files |= {"timeline": str(target / "timeline.json")} if settings.output.timeline else {}

@@ -36,7 +36,7 @@ from kvsim.config.remote import (
     P2pNcclConnectorConfig,
 )
 from kvsim.config.routers import CustomRouter, RouterConfig, options_of
-from kvsim.config.run import OutputConfig, RunConfig, dump_config, load_config, make_config
+from kvsim.config.run import Given, OutputConfig, RunConfig, dump_config, load_config, make_config
 from kvsim.config.store import MooncakeStoreConnectorConfig, StoreConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheDisk, LMCacheRemote
 from kvsim.config.tiers import ExampleTierConfig, FsTierConfig, ObjTierConfig, tier_names
@@ -57,6 +57,7 @@ __all__ = [
     "FaultsConfig",
     "FixedStepTime",
     "FsTierConfig",
+    "Given",
     "HardwareConfig",
     "HostConfig",
     "ImagesConfig",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,24 +140,49 @@ class RunConfig(Component):
         return check(RunConfig, Document("config", data), place).model_copy(update={"cluster": self.cluster})
 
 
-def load_config(path: str | Path, overrides: Sequence[str | Change] = ()) -> RunConfig:
+@dataclass(frozen=True)
+class Given:
+    """Sections of a config that do not come from its file.
+
+    Attributes:
+        source: where they come from, for messages.
+        sections: in the place of the file's; of hardware, the file's other keys stay.
+        notes: remarks about them.
+    """
+
+    source: str
+    sections: Mapping[str, Any]
+    notes: Sequence[str] = ()
+
+
+def load_config(
+    path: str | Path | None, overrides: Sequence[str | Change] = (), given: Given | None = None
+) -> RunConfig:
     """Read and check a run's YAML file.
 
     Paths inside the file are relative to the file's folder and become absolute, so that the resolved config
     can be run from anywhere. Paths in overrides, and `output.folder`, are relative to the current folder.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; None = there is none, what is `given` is all.
         overrides: ``engine.block_size=32``, ``connector.kind=none``, ...; later ones win.
+        given: sections that win over the file's.
 
     Raises:
         UserError: one line about the first problem.
     """
-    return make_config(read_yaml(path), Path(path).parent, overrides, name=_name_of(Path(path)))
+    if path is None:
+        document = Document(given.source if given else "config", {})
+        return make_config(document, Path.cwd(), overrides, given=given)
+    return make_config(read_yaml(path), Path(path).parent, overrides, _name_of(Path(path)), given)
 
 
 def make_config(
-    document: Document, folder: Path, overrides: Sequence[str | Change] = (), name: str = "unnamed"
+    document: Document,
+    folder: Path,
+    overrides: Sequence[str | Change] = (),
+    name: str = "unnamed",
+    given: Given | None = None,
 ) -> RunConfig:
     """Check a run's document, which is used up.
 
@@ -165,17 +191,20 @@ def make_config(
         folder: what its paths are relative to.
         overrides: as in `load_config`.
         name: of the run, if the document gives none.
+        given: sections from elsewhere.
 
     Raises:
         UserError: one line about the first problem.
     """
     data = document.data
+    sources: dict[Keys, str] = {}
     if isinstance(data, dict):
         for key in [key for key, value in data.items() if value is None and key in _SECTIONS]:
             del data[key]  # a section whose every key is commented out
         _spell_out(data)
         _make_absolute(data, (), folder)
-    sources: dict[Keys, str] = {}
+        if given is not None:
+            _put(given, data, sources)
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
         changes = [parse_override(each) if isinstance(each, str) else each for each in overrides]
         for change in sorted(changes, key=lambda change: change.keys[0] != "engine"):  # vllm_version first
@@ -194,7 +223,7 @@ def make_config(
         for end in range(len(keys), 0, -1):
             if keys[:end] in sources:
                 return sources[keys[:end]]
-        return document.where(keys)
+        return document.source if given is not None and not document.lines else document.where(keys)
 
     config = check(RunConfig, document, where)
     check_classes(document.data, config.python_path, document, where)
@@ -210,6 +239,18 @@ def _spell_out(data: dict[str, Any]) -> None:
     cluster = data.get("cluster")
     if isinstance(cluster, dict):
         cluster |= {key: {"kind": cluster[key]} for key in ROUTERS if isinstance(cluster.get(key), str)}
+
+
+def _put(given: Given, data: dict[str, Any], sources: dict[Keys, str]) -> None:
+    """Sections from elsewhere in the place of the file's."""
+    for name, section in given.sections.items():
+        own = data.get(name)
+        data[name] = own | section if name == "hardware" and isinstance(own, dict) else dict(section)
+        sources |= {(name, key): given.source for key in section}
+    if given.notes:
+        notes = data.get("notes")
+        data["notes"] = [*(notes if isinstance(notes, list) else []), *given.notes]
+    _make_absolute(data, (), Path.cwd())
 
 
 def _translate(data: dict[str, Any], document: Document, sources: dict[Keys, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from kvsim import __version__
 from kvsim.config import dump_config
 from kvsim.errors import UserError
-from kvsim.plan.plan_table import against, points_frame, with_plot_column
+from kvsim.plan.plan_table import against, points_frame, thinned_frame, with_plot_column
 from kvsim.plan.planner import Planned
 from kvsim.plan.prices import Resources
 from kvsim.plan.rated import Rated
@@ -21,10 +21,12 @@ from kvsim.plan.sweep import POINTS
 from kvsim.plan.sweep_results import RESULTS, write_results
 from kvsim.report.plan_plots import pareto
 from kvsim.report.style import as_png, as_svg
+from kvsim.vllm_line import to_command_line
 
 KIND, SCHEMA = "kvsim-plan", 1
 ANSWER, RECOMMENDED, PNG, SVG = "plan.json", "recommended.yaml", "pareto.png", "pareto.svg"
-_OWN_NAMES = frozenset((ANSWER, RECOMMENDED, PNG, SVG, POINTS, *RESULTS))
+THINNED = "fewer_sessions.csv"
+_OWN_NAMES = frozenset((ANSWER, THINNED, RECOMMENDED, PNG, SVG, POINTS, *RESULTS))
 
 
 def claim(folder: Path) -> None:
@@ -44,24 +46,35 @@ def save_plan(planned: Planned, advice: Advice, serve_line: str, folder: Path) -
     """
     table = points_frame(planned, advice)
     drawn = against(planned)
-    plot = pareto(with_plot_column(table[table["sessions_share"] == 1], drawn), drawn)
+    plot = pareto(with_plot_column(table, drawn), drawn)
     texts: dict[str, bytes] = {
         PNG: as_png(plot),
         SVG: as_svg(plot).encode(),
         ANSWER: (json.dumps(answer(planned, advice, serve_line), indent=1, ensure_ascii=False) + "\n").encode(),
     }
+    if planned.thinned:
+        thinned = thinned_frame(planned, advice)
+        texts[THINNED] = thinned.to_csv(index=False, lineterminator="\n").encode()
     if advice.meets_slo and advice.best is not None:
         texts[RECOMMENDED] = _recommended(planned, advice.best, serve_line).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_results(table, folder)
-        (folder / RECOMMENDED).unlink(missing_ok=True)  # of an earlier plan
+        for name in (RECOMMENDED, THINNED):  # of an earlier plan
+            (folder / name).unlink(missing_ok=True)
         for name, content in texts.items():
             partial = folder / f".{name}.partial-{os.getpid()}"
             partial.write_bytes(content)
             partial.replace(folder / name)
     except OSError as error:
         raise UserError(f"{folder}: cannot write the plan: {error.strerror or error}") from error
+
+
+def serve_line(planned: Planned, advice: Advice) -> str:
+    """The ``vllm serve`` line of the recommended config, with what vLLM has no flag for as comments; or nothing."""
+    if not advice.meets_slo or advice.best is None:
+        return ""
+    return to_command_line(planned.rated[advice.best].config)
 
 
 def answer(planned: Planned, advice: Advice, serve_line: str = "") -> dict[str, Any]:

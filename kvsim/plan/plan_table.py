@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -21,13 +22,23 @@ GIB, TIB = 2**30, 2**40
 
 
 def points_frame(planned: Planned, advice: Advice) -> pd.DataFrame:
-    """One row per simulated point, in the order of simulation; points with fewer sessions come last.
+    """One row per simulated point, in the order of simulation.
 
     Columns: those of a sweep (index, axes, status, reason, key, digest, figures by their dotted keys), then the plan's:
-    point, sessions_share, meets_slo, strain, recommended, pareto, usd_*, instances, gpus, dram_gib, nvme_tib, and
+    point, meets_slo, strain, recommended, pareto, usd_*, instances, gpus, dram_gib, nvme_tib, and
     every limit of the SLO as ``slo.<limit>`` (ns or a share).
     """
-    rows = [*planned.rated.items(), *planned.thinned.items()]
+    return _frame(planned, advice, planned.rated)
+
+
+def thinned_frame(planned: Planned, advice: Advice) -> pd.DataFrame:
+    """The same of points that were simulated with a share of the sessions only, in column ``sessions_share``."""
+    table = _frame(planned, advice, planned.thinned)
+    return table.assign(sessions_share=[rated.share for rated in planned.thinned.values()])
+
+
+def _frame(planned: Planned, advice: Advice, points: Mapping[Point, Rated]) -> pd.DataFrame:
+    rows = list(points.items())
     axes = [axis.name for axis in planned.space.axes]
     table = results_frame(
         axes,
@@ -70,7 +81,6 @@ def _own(planned: Planned, advice: Advice, point: Point, rated: Rated) -> dict[s
     per_token = None if rated.failed or not rated.output_tokens else 1e6 / rated.output_tokens
     return {
         LABEL: planned.space.name(point),
-        "sessions_share": rated.share,
         MEETS: rated.is_met,
         "strain": None if math.isinf(rated.strain) else rated.strain,
         BEST: is_whole and point == advice.best,

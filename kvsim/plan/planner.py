@@ -108,7 +108,20 @@ def carry_out(
     judge = _Judge(task, space, runs, sessions, budget, progress)
     exhaustive = task.config.budget.search == "exhaustive"
     found = search(judge, judge.evaluate, budget, width=width, exhaustive=exhaustive)
+    other = None if found.best is None else counterpart(space, found.best)
+    if other is not None and other not in judge.rated and budget.room():
+        judge.evaluate([other], 1.0)  # so that the answer can say what offloading is worth
     return Planned(task, space, bounds, judge.objective, judge.rated, judge.thinned, found)
+
+
+def counterpart(space: Space, point: Point) -> Point | None:
+    """The same point without CPU memory; for one without, that with the least of it. None if there is no choice."""
+    if not space.has(CPU) or len(space.axes[space.place(CPU)].values) < 2:
+        return None
+    place = space.place(CPU)
+    least = 0 if space.axes[place].values[0] else 1
+    other = space.canonical((*point[:place], 0 if point[place] else least, *point[place + 1 :]))
+    return None if other == space.canonical(point) else other
 
 
 class _Judge:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvsim.plan.axes import CPU, NVME, STORE
-from kvsim.plan.planner import Planned
+from kvsim.plan.planner import Planned, counterpart
 from kvsim.plan.rated import Rated, servers_of
 from kvsim.plan.search import Point, neighbours
 from kvsim.plan.slo import FINISHED, GOODPUT, Check
@@ -175,7 +175,11 @@ def _answer(planned: Planned, best: Point, verdict: Verdict) -> str:
         for check in rated.checks
         if check.measured is not None
     )
-    what = planned.space.name(best)
+    takes = rated.resources
+    parts = [f"{count} x {name}" for name, count in takes.gpus.items()]
+    parts += [f"{size(takes.dram_bytes)} of CPU memory"] if takes.dram_bytes else []
+    parts += [f"{size(takes.nvme_bytes)} of NVMe"] if takes.nvme_bytes else []
+    what = f"{planned.space.name(best)} ({', '.join(parts)} in all)"
     head = "Don't offload" if verdict == "no_offload" else "Take"
     per_hour = money(rated.usd_per_hour(planned.task.prices))
     cost = f"{money(rated.usd_per_1m_tokens)} per 1M output tokens, {per_hour} per hour"
@@ -218,10 +222,11 @@ def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
             f"Loading a prompt of {even.tokens:,} tokens takes {amount('ttft', even.load_ns)}, computing it"
             f" {amount('ttft', even.compute_ns)}: loading is {times:.1f} times {words}."
         )
-    other = _counterpart(planned, best)
-    if other is not None:
+    other = counterpart(planned.space, best)
+    if other is not None and other in planned.rated:
         there = planned.rated[other]
-        against = "Without it" if verdict == "offload" else f"With {planned.space.labels(other)[CPU]} of CPU memory"
+        memory = planned.space.labels(other)[CPU]
+        against = "Without CPU memory" if memory == "0" else f"With {memory} of CPU memory"
         if there.failed:
             found.append(f"{against} the point cannot be run: {there.reason}.")
         else:
@@ -234,18 +239,6 @@ def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
                 f" {money(there.usd_per_1m_tokens)} ({change}) and the SLO is {'met' if there.is_met else 'missed'}."
             )
     return found
-
-
-def _counterpart(planned: Planned, best: Point) -> Point | None:
-    """The same point without CPU memory, or with the least of it, if it was simulated."""
-    space = planned.space
-    if not space.has(CPU) or len(space.axes[space.place(CPU)].values) < 2:
-        return None
-    place = space.place(CPU)
-    least = 1 if not space.axes[place].values[0] else 0
-    target = 0 if best[place] else least
-    other = space.canonical((*best[:place], target, *best[place + 1 :]))
-    return other if other in planned.rated and other != best else None
 
 
 def _how_sure(planned: Planned, near: tuple[Neighbour, ...]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -14,8 +13,8 @@ from kvsim.report.format import number
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
 
 USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "point"
-_NAMED = 8
-"""Points of the front whose names are written beside them."""
+_LABEL_PX = (150.0, 16.0)
+"""Names nearer to each other than this, across and down, would cover one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +71,28 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.12, y=0.12)
+    axes.margins(x=0.16, y=0.12)
     _names(axes, front, best, against.column)
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=5, frameon=False, fontsize=8, handletextpad=0.3)
     return drawn
 
 
 def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> None:
-    """Beside the recommended point, and beside those of the front as long as they are few."""
-    named: Sequence[pd.DataFrame] = [best, *([front.drop(best.index, errors="ignore")] if len(front) <= _NAMED else [])]
-    for row in pd.concat(named).to_dict("records"):
+    """Beside the recommended point, and beside those of the front where there is room."""
+    others = front.drop(best.index, errors="ignore")
+    placed: list[tuple[float, float]] = []
+    for row in [*best.to_dict("records"), *others.to_dict("records")]:
+        x, y = axes.transData.transform((row[USD], row[column]))
+        if any(abs(x - at) < _LABEL_PX[0] and abs(y - height) < _LABEL_PX[1] for at, height in placed):
+            continue
+        placed.append((float(x), float(y)))
         axes.annotate(
             str(row[LABEL]),
             (row[USD], row[column]),
-            xytext=(7, 7),
+            xytext=(9, 9),
             textcoords="offset points",
             fontsize=7.5,
             fontweight="bold" if row[BEST] else "normal",
+            annotation_clip=False,
             zorder=5,
         )

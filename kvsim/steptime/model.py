@@ -67,6 +67,16 @@ def load_model(name_or_path: str | Path, kv_cache_dtype: str = "auto") -> ModelS
     return spec.with_kv_cache_dtype(kv_cache_dtype)
 
 
+def repository_of(name: str) -> str | None:
+    """The Hugging Face repository that a preset's config.json was read from; None = only its name is known."""
+    entry = _presets().get(name)
+    found = re.search(r"model_configs/([\w.-]+?)--([\w.-]+)_config\.json", str(entry["source"])) if entry else None
+    if found is None:
+        return None
+    repository = f"{found[1]}/{found[2]}"
+    return repository if _names().get(_normal(repository)) == name else None
+
+
 def _from_file(path: Path) -> ModelSpec:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

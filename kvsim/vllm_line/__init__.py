@@ -5,6 +5,15 @@
 
 from kvsim.vllm_line.command_line import CommandLine, Ranks
 from kvsim.vllm_line.meaning import VERSIONS, parse_command_line
+from kvsim.vllm_line.printing import config_of_line, to_command_line
 from kvsim.vllm_line.transfer import KVTransfer
 
-__all__ = ["VERSIONS", "CommandLine", "KVTransfer", "Ranks", "parse_command_line"]
+__all__ = [
+    "VERSIONS",
+    "CommandLine",
+    "KVTransfer",
+    "Ranks",
+    "config_of_line",
+    "parse_command_line",
+    "to_command_line",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +95,8 @@ def _model(wanted: Sections) -> ModelSpec | None:
         except UserError as error:
             first_error = first_error or error
             continue
-        wanted.model_section["name"] = os.path.abspath(candidate) if is_path else spec.name  # noqa: PTH100
+        is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", candidate) and not candidate.startswith(".")
+        wanted.model_section["name"] = _config_file(candidate) if is_path else candidate if is_repository else spec.name
         if candidate not in (wanted.model, wanted.model_config):
             wanted.notes.append(f"{wanted.model} is taken for {spec.name}, because it is served as {candidate}")
         break
@@ -112,6 +114,11 @@ def _model(wanted: Sections) -> ModelSpec | None:
     if wanted.values.get("--quantization") == "fp8" and spec.quantization.name == "none":
         wanted.model_section["weight_dtype"] = "fp8"
     return spec
+
+
+def _config_file(path: str) -> str:
+    file = path if path.endswith(".json") else f"{path}/config.json"
+    return os.path.abspath(file)  # noqa: PTH100 - no pathlib way to drop ".."
 
 
 def _hardware(wanted: Sections) -> None:
@@ -138,9 +145,6 @@ def _engine(wanted: Sections, spec: ModelSpec | None) -> None:
         engine["data_parallel_size"] = wanted.data
     if "max_loras" in engine and not values.get("--enable-lora"):
         del engine["max_loras"]
-    interval = wanted.environment.get("VLLM_PREFIX_CACHE_RETENTION_INTERVAL")
-    if wanted.version == "0.23.0" and interval is not None and interval.isdecimal():
-        engine["prefix_cache_retention_interval"] = int(interval)
     _asynchronous(wanted, spec)
     _partial_prefills(wanted, spec)
     _block_size(wanted)

@@ -58,6 +58,7 @@ class Surface:
 
 
 def monotone_surface(draw: st.DrawFn, *, noise: float = 0.0, choices: bool = True) -> Surface:
+    """Random times and strains that fall along the monotone axes, but for some noise in the strain."""
     axes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     kinds = tuple(not choices or draw(st.booleans()) for _ in axes)
     points = list(itertools.product(*map(range, axes)))
@@ -81,15 +82,18 @@ def monotone_surface(draw: st.DrawFn, *, noise: float = 0.0, choices: bool = Tru
 
 @st.composite
 def monotone(draw: st.DrawFn) -> Surface:
+    """More is never worse."""
     return monotone_surface(draw)
 
 
 @st.composite
 def bumpy(draw: st.DrawFn) -> Surface:
+    """More is mostly better."""
     return monotone_surface(draw, noise=0.3)
 
 
 def line(strain: Sequence[float], hours: Sequence[float] | None = None, price: float = 0.1) -> Surface:
+    """One monotone axis."""
     points = [(index,) for index in range(len(strain))]
     return Surface(
         (len(strain),),

@@ -1,0 +1,185 @@
+"""The ``vllm serve`` line of a config: what a user types to get the server that was simulated."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvsim.checked import check
+from kvsim.config import RunConfig, TraceConfig
+from kvsim.errors import UserError
+from kvsim.steptime.model import load_model, repository_of
+from kvsim.steptime.spec import ModelSpec
+from kvsim.vllm_line.meaning import parse_command_line
+from kvsim.vllm_line.transfer_json import environment_of, remarks_on, transfer_json
+from kvsim.yamlfile import Document
+
+# Keys of an engine section that are flags of the same name; None and kvsim's default, which is vLLM's, are not printed.
+_VALUES = (
+    "block_size", "num_gpu_blocks_override", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "max_num_batched_tokens", "max_num_seqs", "max_model_len", "scheduling_policy", "long_prefill_token_threshold",
+    "data_parallel_size",
+)  # fmt: skip
+_SWITCHES = (
+    "enable_chunked_prefill", "enable_prefix_caching", "disable_hybrid_kv_cache_manager", "scheduler_reserve_full_isl",
+    "disable_chunked_mm_input", "async_scheduling",
+)  # fmt: skip
+_KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+_SECTIONS = ("model", "hardware", "engine", "connector")
+# Facts about hardware and its speed, which no flag says.
+_NOT_OF_VLLM = re.compile(
+    r"hardware\.(link|host.*)|engine\.kind|engine\.speculative\.(acceptance_rate|draft_time)"
+    r"|connector\.(.*\.)?(storage|name|(read|write)_bandwidth|latency|handshake|lookup_latency|descriptor_time"
+    r"|piecewise_launch|kv_layout|coalesce|restarts.*)"
+)
+
+
+def to_command_line(config: RunConfig) -> str:
+    """The ``vllm serve`` line of a config, on several lines, with what has no counterpart in vLLM as comments.
+
+    A cluster has a line for each group of its instances. `parse_command_line` reads a line back.
+
+    Args:
+        config: of a run.
+    """
+    if config.cluster is None:
+        return _text(config, "both")
+    blocks: list[str] = []
+    for number, group in enumerate(config.cluster.instances):
+        role = "" if group.role == "both" else f", {group.role}"
+        blocks.append(f"# {group.count} x {group.name}{role}\n{_text(config.of_group(number), group.role)}")
+    return "\n".join(blocks)
+
+
+def arguments(config: RunConfig, role: str = "both") -> tuple[dict[str, str], list[list[str]]]:
+    """Environment variables, and the words behind ``vllm serve`` of one server: each flag with its value."""
+    spec = _spec(config)
+    words = [[_model_name(config)]]
+    hardware, engine = config.hardware, config.engine
+    if hardware.tensor_parallel_size != 1:
+        words.append(["--tensor-parallel-size", str(hardware.tensor_parallel_size)])
+    if hardware.expert_parallel:
+        words.append(["--enable-expert-parallel"])
+    if config.model.kv_cache_dtype != "auto":
+        words.append(["--kv-cache-dtype", _KV_DTYPES[config.model.kv_cache_dtype]])
+    if config.model.weight_dtype == "fp8":
+        words.append(["--quantization", "fp8"])
+    for key in _VALUES:
+        value = getattr(engine, key)
+        if value is not None and value != type(engine).model_fields[key].default:
+            words.append([f"--{key.replace('_', '-')}", f"{value:.15g}" if isinstance(value, float) else str(value)])
+    hybrid = spec is not None and any(group.kind == "linear" for group in spec.groups)
+    for key in _SWITCHES:
+        value, flag = getattr(engine, key), f"--{key.replace('_', '-')}"
+        default: bool | None = type(engine).model_fields[key].default
+        if key == "enable_prefix_caching" and hybrid and engine.vllm_version == "0.23.0":
+            default = False
+        if value is not None and value != default:
+            words.append([flag if value else f"--no-{flag[2:]}"])
+    interval = engine.prefix_cache_retention_interval
+    if interval != 0 and engine.vllm_version != "0.23.0":
+        words.append(["--prefix-cache-retention-interval", str(interval)])  # None is a value of vLLM's too
+    if engine.max_loras != 1:
+        words.append(["--enable-lora", "--max-loras", str(engine.max_loras)])
+    if engine.speculative is not None:
+        words.append(["--speculative-config", _json(_drafts(config))])
+    block_tokens = engine.block_size or (64 if spec is not None and spec.mla else 16)
+    transfer = transfer_json(config.connector, role, block_tokens=block_tokens, version=engine.vllm_version)
+    if transfer:
+        words.append(["--kv-transfer-config", _json(transfer)])
+    return environment_of(config.connector), words
+
+
+def _text(config: RunConfig, role: str) -> str:
+    environment, words = arguments(config, role)
+    hardware = config.hardware
+    gpus = hardware.tensor_parallel_size * config.engine.data_parallel_size
+    head = "".join(f"{name}={shlex.quote(value)} " for name, value in environment.items()) + "vllm serve "
+    lines = " \\\n  ".join(" ".join(map(shlex.quote, flag)) for flag in words)
+    command = f"{head}{lines}"
+    remarks = [f"vLLM {config.engine.vllm_version} on {gpus} x {hardware.gpu}", *_remarks(config, command, role)]
+    return "\n".join([f"# {remarks[0]}", command, *(f"# {remark}" for remark in remarks[1:])]) + "\n"
+
+
+def _remarks(config: RunConfig, command: str, role: str) -> Iterator[str]:
+    """What the line does not say."""
+    name = config.model.name
+    if _model_name(config) == name and "/" not in name:
+        yield f"{name} is a name of kvsim's: put the model's repository or folder"
+    drafts = config.engine.speculative
+    if drafts is not None and drafts.method != "ngram":
+        yield 'add the "model" of your drafter to --speculative-config'
+    yield from remarks_on(config.connector)
+    if config.cluster is None or role == "both":
+        yield from (f"not in vLLM: {key} = {value}" for key, value in _lost(config, command))
+
+
+def _lost(config: RunConfig, command: str) -> list[tuple[str, Any]]:
+    """Keys, with their values, that reading the line back does not bring."""
+    try:
+        back = config_of_line(command, config)
+    except UserError:
+        return []  # a connector or a model that vLLM does not have: that was said already
+    before, after = (dict(_flat(each.model_dump(mode="json", include=set(_SECTIONS)))) for each in (config, back))
+    before["model.name"] = after.get("model.name")
+    return [
+        (key, value)
+        for key, value in before.items()
+        if value != after.get(key) and value is not None and not _NOT_OF_VLLM.fullmatch(key)
+    ]
+
+
+def config_of_line(command: str, like: RunConfig | None = None) -> RunConfig:
+    """The config of a command line, for the release, the GPU and the trace of another one.
+
+    Raises:
+        UserError: the line cannot be simulated, or what it says does not fit together.
+    """
+    version, gpu = (like.engine.vllm_version, like.hardware.gpu) if like is not None else (None, None)
+    trace = like.trace if like is not None else TraceConfig(path=("trace.jsonl",))
+    model = like.model.name if like is not None and like.model.name.endswith(".json") else None
+    line = parse_command_line(command, version, gpu, model_config=model)
+    data = {"trace": trace.model_dump(mode="json"), **line.checked_sections()}
+    return check(RunConfig, Document("command line", data))
+
+
+def _flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _flat(value, f"{place}.{key}" if place else key)
+    elif isinstance(data, list) and data:
+        for number, value in enumerate(data):
+            yield from _flat(value, f"{place}.{number}")
+    else:
+        yield place, data
+
+
+def _spec(config: RunConfig) -> ModelSpec | None:
+    try:
+        return load_model(config.model.name)
+    except UserError:
+        return None
+
+
+def _model_name(config: RunConfig) -> str:
+    """What vLLM can load: a repository, or the folder of a config.json."""
+    name = config.model.name
+    if name.endswith(".json"):
+        return str(Path(name).parent)
+    spec = None if "/" in name else _spec(config)
+    return (repository_of(spec.name) if spec is not None else None) or name
+
+
+def _drafts(config: RunConfig) -> dict[str, Any]:
+    drafts = config.engine.speculative
+    assert drafts is not None
+    found: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
+    return found | ({} if drafts.lookahead_block_hashes else {"disable_lookahead_block_hashes": True})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
