@@ -63,6 +63,7 @@ class Books(EngineObserver):
         self._awaiting_first: dict[Request, None] = {}  # admitted, nothing generated so far
         self.sample_of_all: Callable[[], Sample] = self.sample  # of the whole server, if it has other ranks
         self.on_first_token: Callable[[RequestRecord], None] | None = None  # somebody wants to know
+        self.on_open: Callable[[Request, RequestRecord], None] | None = None  # somebody wants to know
         self._admitted: set[Request] = set()  # their hits are counted; never iterated
         self._abort_reasons: dict[Request, str] = {}
         self._is_dead = False  # the engine that is attached
@@ -81,6 +82,8 @@ class Books(EngineObserver):
             entry.local_hit_tokens = kept_tokens
             self._record.totals.prompt_tokens += request.num_prompt_tokens
             self._record.totals.local_hit_tokens += kept_tokens
+        if self.on_open is not None:
+            self.on_open(request, entry)
 
     # -- what the engine tells
     def on_step_scheduled(self, output: SchedulerOutput) -> None:

@@ -17,6 +17,7 @@ from kvsim.kv_events import KVEventWriter
 from kvsim.reception import Reception
 from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series
+from kvsim.results.timeline import Timeline
 from kvsim.trace.replay import ReplayOptions, Submit, play, shortest_ns
 
 NS = 10**9
@@ -48,6 +49,7 @@ class Simulation:
             series=Series(plan.config.output.series_points, at_least_ns),
             notes=list(plan.notes),
             cautions=list(plan.cautions),
+            timeline=_timeline(plan),
         )
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
         tenants, sessions = wanted.tenants, plan.trace.sessions
@@ -128,3 +130,13 @@ class Simulation:
                 self.cluster.stop()
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+
+def _timeline(plan: Plan | ClusterPlan) -> Timeline | None:
+    """An empty one, if one is wanted."""
+    wanted = plan.config.output
+    if not wanted.timeline:
+        return None
+    servers = [member.plan for member in plan.members] if isinstance(plan, ClusterPlan) else [plan]
+    engines = sum(each.config.engine.data_parallel_size for each in servers)
+    return Timeline(wanted.timeline_max_events, wanted.timeline_from, wanted.timeline_until, engines)

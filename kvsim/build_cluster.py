@@ -99,7 +99,7 @@ class Cluster:
             Server(
                 clock,
                 member.plan,
-                RunRecord(requests=record.requests, series=Series(points, at_least_ns)),
+                RunRecord(requests=record.requests, series=Series(points, at_least_ns), timeline=record.timeline),
                 reception,
                 clients,
                 name=member.name,

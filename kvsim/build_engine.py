@@ -55,6 +55,7 @@ from kvsim.schedule_tiers import TierFiles, TierRecorder
 from kvsim.scheduler import Scheduler
 from kvsim.synchronous import LMCacheMP, Synchronous
 from kvsim.tiers.storage_tier import StorageTier
+from kvsim.timeline_recorder import TimelineRecorder
 from kvsim.witness import Witness, WitnessedWorker
 
 OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
@@ -105,6 +106,7 @@ class EngineBuilder:
             for part in plan.parts
         ]
         self.recorder: ScheduleRecorder | None = None  # of all copies, if they are to be exported
+        self.timelines: dict[int, TimelineRecorder] = {}  # by rank, if what happens is to be shown
 
     def build(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
         """An engine, with everything that lives and dies with it."""
@@ -129,6 +131,8 @@ class EngineBuilder:
             engine.observe(witness)
         if self.recorder is not None:
             engine.observe(self.recorder)
+        if books.rank in self.timelines:
+            self._show(self.timelines[books.rank], engine, connector, site)
 
         def moved() -> None:
             if witness is not None:
@@ -144,6 +148,20 @@ class EngineBuilder:
             compiler.on_ready = engine.notify
         site.wakes(engine.notify)
         return engine
+
+    def _show(self, timeline: TimelineRecorder, engine: Engine, connector: KVConnector | None, site: Site) -> None:
+        """Tell it what this engine does, and what its links carry."""
+        timeline.attach(engine.scheduler, connector)
+        engine.observe(timeline)
+        behind = [
+            link
+            for builder in (self, *self._parts)
+            for link in (*builder._synchronous.storage, *builder._lmcache_mp.storage)  # noqa: SLF001 - its own kind
+        ]
+        streams = [link for link in (*self._links, *site.links) if link not in behind]
+        for name, links in (("stream", streams), ("to storage", behind)):
+            named = [(name if number == 1 else f"{name} {number}", link) for number, link in enumerate(links, start=1)]
+            timeline.watch_links(named)
 
     def begin_part(self, compute: ComputeStream) -> None:
         """Build one connector of several for an engine with this compute stream."""

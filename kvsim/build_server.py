@@ -30,6 +30,8 @@ from kvsim.resolve import Plan
 from kvsim.results.records import RequestRecord, RunRecord, Totals
 from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.streaming import StreamingInstance
+from kvsim.tiers.storage_tier import StorageTier
+from kvsim.timeline_recorder import TimelineRecorder
 from kvsim.trace.replay import Submit
 from kvsim.trace.session import Session, Turn
 
@@ -145,6 +147,8 @@ class Server:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
                 idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
                 scheduler.check(at_end=idle)
+        for shown in self._builder.timelines.values():
+            shown.finish()
         if self._builder.recorder is not None:
             self.record.schedule = self._builder.recorder.steps()
 
@@ -159,11 +163,25 @@ class Server:
             record = self.record if num_ranks == 1 else replace(self.record, totals=Totals())
             self._note_sizes(record.totals)
             ledger = RankBooks(self._clock, record, rank)
+            self._show(ledger)
             engine = self._start_engine(ledger, lockstep)
             kv = engine.scheduler.kv
             block_ids = self._block_ids(kv.block_size, kv.hash_lookahead_tokens)
             self.books.append(ledger)
             self.ranks.append(new_rank(engine, ledger, reception, rank=rank, block_ids=block_ids))
+
+    def _show(self, books: RankBooks) -> None:
+        """On the timeline, if there is one. Storage belongs to all ranks and is shown with the first."""
+        if self.record.timeline is None:
+            return
+        name = self.name or "server"
+        if self.plan.config.engine.data_parallel_size > 1:
+            name += f", rank {books.rank}"
+        shown = TimelineRecorder(self._clock, self.record.timeline, name, books.record.totals)
+        self._builder.timelines[books.rank], books.on_open = shown, shown.on_open
+        for tier in self.tiers if books.rank == 0 else ():
+            if isinstance(tier, StorageTier):
+                shown.watch_tier(tier.totals.name, tier)
 
     def _entrance(self) -> Submit:
         if len(self.ranks) == 1:

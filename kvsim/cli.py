@@ -22,6 +22,8 @@ from kvsim.cli_mrc import EXAMPLE as MRC_EXAMPLE
 from kvsim.cli_mrc import mrc
 from kvsim.cli_plan import EPILOG as PLAN_EPILOG
 from kvsim.cli_plan import plan
+from kvsim.cli_report import EXAMPLE as REPORT_EXAMPLE
+from kvsim.cli_report import report
 from kvsim.cli_sweep import EPILOG as SWEEP_EPILOG
 from kvsim.cli_sweep import sweep
 from kvsim.cli_trace import trace_app
@@ -41,6 +43,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.command(epilog="Example: kvsim conform SCENARIO.json RECORDING.jsonl.gz")(conform)
 app.command(epilog=MRC_EXAMPLE)(mrc)
+app.command(epilog=REPORT_EXAMPLE)(report)
 app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command("from-vllm", epilog="Example: kvsim from-vllm 'vllm serve Qwen/Qwen3-8B -tp 2 --kv-offloading-size 64'")(
@@ -104,6 +107,15 @@ def run(
     schedule_max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Export steps until so much is copied, such as 20GB.")
     ] = None,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Write timeline.json, to be opened in ui.perfetto.dev.")
+    ] = False,
+    timeline_from: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin the timeline at this moment, such as 10s.")
+    ] = None,
+    timeline_until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End the timeline at this moment, such as 60s.")
+    ] = None,
 ) -> None:
     """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
     from kvsim.schedule_export import ScheduleExport
@@ -111,10 +123,14 @@ def run(
     export = ScheduleExport.from_options(
         export_schedule, schedule_from, schedule_until, schedule_request, schedule_max_bytes
     )
+    wanted = {"debug": debug, "output.timeline": timeline or timeline_from or timeline_until}
+    changes = [*(overrides or []), *(f"{key}=true" for key, is_wanted in wanted.items() if is_wanted)]
+    window = {"output.timeline_from": timeline_from, "output.timeline_until": timeline_until}
+    changes += [f"{key}={time}" for key, time in window.items() if time is not None]
     line = LineOptions(vllm, trace, gpu, vllm_version, model_config)
-    settings = line.load(config, [*(overrides or []), *(["debug=true"] if debug else [])])
-    from kvsim.copy_plan import ASSUMED
+    settings = line.load(config, changes)
     from kvsim.report.tables import instances_table, summary_table
+    from kvsim.results.records import ASSUMED
     from kvsim.runner import run_and_save
 
     target = output or settings.output_folder
@@ -124,8 +140,9 @@ def run(
         except ConfigError as error:
             raise UserError(f"{config or '--vllm'}: {error}") from None
     if as_json:
-        wanted = {} if export is None else {"schedule": str(export.path)}
-        print_json({"folder": str(target), **wanted, **saved.summary})
+        files = {} if export is None else {"schedule": str(export.path)}
+        files |= {"timeline": str(target / "timeline.json")} if settings.output.timeline else {}
+        print_json({"folder": str(target), **files, **saved.summary})
         return
     console = output_console()
     assumed = 0
@@ -144,6 +161,8 @@ def run(
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
     console.print(f"report {target / 'report.html'}", highlight=False, soft_wrap=True)
+    if settings.output.timeline:
+        console.print(f"timeline {target / 'timeline.json'}", highlight=False, soft_wrap=True)
     if export is not None:
         console.print(f"schedule {export.path}", highlight=False, soft_wrap=True)
 

@@ -17,9 +17,8 @@ from kvsim.hardware import LinkDirection
 from kvsim.kv_groups import KVGroups
 from kvsim.profile import LinkProfile
 from kvsim.releases import Release
+from kvsim.results.records import ASSUMED
 from kvsim.steptime.spec import ModelSpec
-
-ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class CopyCost(NamedTuple):
 class Transfer:
     """A copy job on its way. ``work`` = nanoseconds alone on the link, times `SOLO_PPM`."""
 
-    __slots__ = ("cost", "finished_ns", "num_bytes", "submitted_ns", "work")
+    __slots__ = ("cost", "finished_ns", "job", "num_bytes", "submitted_ns", "work")
 
     def __init__(self, cost: CopyCost, num_bytes: int, now_ns: int) -> None:
         self.work = cost.solo_ns * SOLO_PPM
@@ -47,6 +47,7 @@ class Transfer:
         self.num_bytes = num_bytes
         self.submitted_ns = now_ns
         self.finished_ns = -1
+        self.job: object = None  # what it is for, if whoever submitted it says so
 
     @property
     def is_done(self) -> bool:
@@ -80,6 +81,7 @@ class DuplexLink:
         ranks: int = 1,
     ) -> None:
         self._env, self.on_finish, self.on_slowdown = env, on_finish, on_slowdown
+        self.listener: Callable[[LinkDirection, Transfer], None] | None = None  # hears of each copy that is over
         self._slowdown_ppm = SOLO_PPM
         self._memory = memory = memory or HostMemory(None)
         self._users: dict[LinkDirection, MemoryUser] = {
@@ -106,7 +108,10 @@ class DuplexLink:
     def reset(self) -> None:
         """Nobody waits for what is queued any more: it is gone, and was not moved."""
         self._advance()
-        for queue in self._queues.values():
+        for direction, queue in self._queues.items():
+            if self.listener is not None:
+                for transfer in queue:
+                    self.listener(direction, transfer)
             queue.clear()
         self._heads_changed()
 
@@ -152,6 +157,8 @@ class DuplexLink:
                 transfer = queue.popleft()
                 transfer.finished_ns = self._env.now
                 self.bytes[direction] += transfer.num_bytes
+                if self.listener is not None:
+                    self.listener(direction, transfer)
                 retired = True
         return retired
 

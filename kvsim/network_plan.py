@@ -12,11 +12,11 @@ from kvsim.config import (
     NixlConnectorConfig,
     RunConfig,
 )
-from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
 from kvsim.kv_groups import KVGroups
 from kvsim.network import PPM, Nic
 from kvsim.nics import load_nic
+from kvsim.results.records import ASSUMED
 from kvsim.steptime.spec import ModelSpec
 
 REMOTE = ("nixl", "mooncake", "p2p_nccl")  # connectors that hand KV over

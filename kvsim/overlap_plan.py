@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvsim.config import RunConfig
-from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
+from kvsim.results.records import ASSUMED
 from kvsim.speculation import RandomAcceptance, Speculation
 
 ASYNC_CONNECTORS = ("none", "offloading", "simple_cpu")  # others do not wait for the steps in flight

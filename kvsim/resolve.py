@@ -17,7 +17,7 @@ from kvsim.config import (
     RooflineStepTime,
     RunConfig,
 )
-from kvsim.copy_plan import ASSUMED, CopyPlan, block_pieces, link_cautions, plan_copies
+from kvsim.copy_plan import CopyPlan, block_pieces, link_cautions, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import choose_fast
 from kvsim.gate_plan import GatePlan, plan_gates
@@ -31,6 +31,7 @@ from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.rank_plan import check_ranks, expert_ranks, notes_of_ranks
 from kvsim.registry import STEP_TIMES
 from kvsim.releases import RELEASES, Release
+from kvsim.results.records import ASSUMED
 from kvsim.speculation import Speculation
 from kvsim.steptime.base import Deployment, StepTimeModel
 from kvsim.steptime.capacity import estimate_num_gpu_blocks

@@ -23,6 +23,7 @@ from kvsim.results.runfolder import OWN_NAMES, RunFolder
 from kvsim.results.schedule import write_schedule
 from kvsim.results.summary import FAULT, REQUEST_COLUMNS, SERIES_COLUMNS
 from kvsim.results.tiers import TIER_COLUMNS
+from kvsim.results.timeline import Timeline, write_timeline
 from kvsim.schedule_export import ScheduleExport
 from kvsim.schedule_plan import check_exportable, note_of, schedule_of
 from kvsim.trace.session import Trace
@@ -84,6 +85,9 @@ def run_and_save(
         if export is not None and record.schedule is not None and isinstance(plan, Plan):
             schedule = schedule_of(plan, record.schedule, run.summary["digest"], export)
             run.summary["notes"].append(note_of(schedule))
+        if record.timeline is not None:
+            shown = write_timeline(target.timeline, record.timeline)
+            run.summary["notes"] += _notes_of_timeline(record.timeline, shown, fast=_is_fast(plan))
         run = write_run(run, target, plots=config.output.plots)
         if export is not None and schedule is not None:
             inside = export.path.absolute().parent == folder.absolute()
@@ -193,6 +197,22 @@ def _frame(records: Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
 
 def _columns(kind: type, wanted: Mapping[str, str]) -> list[str]:
     return [*wanted, *(name for name in kind.__slots__ if name not in wanted)]  # type: ignore[attr-defined]
+
+
+def _notes_of_timeline(timeline: Timeline, num_events: int, *, fast: bool) -> list[str]:
+    notes = [f"timeline.json: {num_events:,} events, for ui.perfetto.dev"]
+    if fast:
+        notes[0] += "; a stretch of quiet steps that the fast engine jumped over is one slice"
+    if timeline.dropped:
+        notes.append(
+            f"timeline.json is a sample, because of output.timeline_max_events {timeline.max_events:,}:"
+            f" {'; '.join(timeline.dropped)}"
+        )
+    return notes
+
+
+def _is_fast(plan: Plan | ClusterPlan) -> bool:
+    return any(each.plan.fast for each in plan.members) if isinstance(plan, ClusterPlan) else plan.fast
 
 
 def _info(plan: Plan | ClusterPlan) -> dict[str, str]:

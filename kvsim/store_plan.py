@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvsim.config import Connector, MooncakeStoreConnectorConfig, MultiConnectorConfig, RunConfig, StoreConfig
-from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
+from kvsim.results.records import ASSUMED
 from kvsim.steptime.spec import ModelSpec
 from kvsim.storage import StorageProfile, load_storage
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvsim.config import Connector, ExampleConnectorConfig, LMCacheConnectorConfig, LMCacheMPConnectorConfig, RunConfig
-from kvsim.copy_plan import ASSUMED
 from kvsim.errors import UserError
 from kvsim.profile import LinkProfile
+from kvsim.results.records import ASSUMED
 
 LMCache = LMCacheConnectorConfig | LMCacheMPConnectorConfig
 

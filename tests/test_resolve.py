@@ -10,11 +10,11 @@ from worlds import TraceBuilder, config
 
 from kvsim.config import RunConfig
 from kvsim.connectors.base import CopyJob
-from kvsim.copy_plan import ASSUMED
 from kvsim.copy_time import copy_time
 from kvsim.errors import ConfigError, UserError
 from kvsim.profile import Pieces, dump_link, load_link
 from kvsim.resolve import Plan, resolve
+from kvsim.results.records import ASSUMED
 
 
 def plan(model: str, gpu: str = "h100-sxm", tp: int = 1, **sections: Any) -> Plan:

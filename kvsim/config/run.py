@@ -28,6 +28,7 @@ from kvsim.config.tiers import tier_names
 from kvsim.config.trace import TraceConfig
 from kvsim.errors import UserError
 from kvsim.overrides import Change, apply_change, parse_override
+from kvsim.units import Duration
 from kvsim.vllm_args import translate
 from kvsim.yamlfile import Document, Keys, dump_yaml, is_path, read_yaml
 
@@ -39,6 +40,16 @@ class OutputConfig(Component):
     series_points: int = Field(2000, ge=2, description="samples in the time series")
     plots: bool = Field(True, description="draw plots")
     kv_events: bool = Field(False, description="write vLLM's KV events (BlockStored, BlockRemoved) to kv_events.jsonl")
+    timeline: bool = Field(False, description="write timeline.json, which ui.perfetto.dev and chrome://tracing open")
+    timeline_from: Duration = Field(0, description="the timeline begins at this moment of simulated time")
+    timeline_until: Duration | None = Field(None, description="it ends at this moment; null = with the run")
+    timeline_max_events: int = Field(200_000, ge=100, description="events of the timeline; more are sampled evenly")
+
+    @model_validator(mode="after")
+    def _window_has_a_length(self) -> OutputConfig:
+        if self.timeline_until is not None and self.timeline_until <= self.timeline_from:
+            raise Misfit("timeline_until", "expected a time after timeline_from")
+        return self
 
 
 class RunConfig(Component):

@@ -44,7 +44,8 @@ class LinkCopier:
         direction: LinkDirection = "h2d" if job.direction == "load" else "d2h"
         blocks = len(job.gpu_blocks)
         cost = self._copy_time(job, direction)
-        self._transfers[job] = self._link.submit(direction, cost, blocks * self._block_bytes[direction])
+        transfer = self._transfers[job] = self._link.submit(direction, cost, blocks * self._block_bytes[direction])
+        transfer.job = job
 
     def close(self) -> None:
         """Its engine is gone: what is not on the link so far never will be."""

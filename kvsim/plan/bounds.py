@@ -16,6 +16,7 @@ from kvsim.plan.mrc import MissRatioCurve, miss_ratio_curve
 from kvsim.plan.prompts import prompts_of
 from kvsim.plan.space import Space
 from kvsim.resolve import Plan, with_max_sessions
+from kvsim.trace.replay import ReplayOptions
 from kvsim.trace.schedule import Pace
 from kvsim.trace.session import Session, Trace, Turn
 
@@ -73,11 +74,25 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True)
+class Floor:
+    """What no server can do better, however fast it is: clients still wait, think and stop.
+
+    Attributes:
+        makespan_s: first arrival to the last turn that a server takes, if every answer took no time.
+        output_tokens: of all turns that a server takes.
+    """
+
+    makespan_s: float
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """All of it; parts that could not be told are None, with a note."""
 
     working_set: WorkingSet | None
     break_even: BreakEven | None
+    floor: Floor | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -90,9 +105,11 @@ def find_bounds(space: Space, trace: Trace) -> tuple[Space, Bounds]:
     played = with_max_sessions(trace, space.base.trace.max_sessions)
     plain = _server(resolve_run(space.config(tuple(0 for _ in space.axes)), played))
     notes: list[str] = []
+    floor = _floor(space, played, plain.limits.max_model_len)
     curve = _curve(space.base, played, plain.limits.max_model_len)
     if curve is None:
-        return space, Bounds(None, None, ("the trace names no content that prompts share: nothing bounds the space",))
+        note = "the trace names no content that prompts share: no size is left out for being too large"
+        return space, Bounds(None, None, floor, (note,))
     found = _working_set(curve, plain)
     prompts_only = not isinstance(space.base.connector, OffloadingConnectorConfig) or (
         space.base.connector.offload_prompt_only
@@ -106,11 +123,41 @@ def find_bounds(space: Space, trace: Trace) -> tuple[Space, Bounds]:
                     f" {found.distinct_bytes / 2**30:,.0f} GiB of different KV"
                 )
             space = capped
-    return space, Bounds(found, _break_even(space, played, plain), tuple(notes))
+    return space, Bounds(found, _break_even(space, played, plain), floor, tuple(notes))
 
 
 def _server(plan: Plan | ClusterPlan) -> Plan:
     return plan.members[0].plan if isinstance(plan, ClusterPlan) else plan
+
+
+def _floor(space: Space, trace: Trace, max_model_len: int) -> Floor | None:
+    """None where points differ in what is played."""
+    if any(axis.name.startswith("trace.") or axis.name == "engine.max_model_len" for axis in space.axes):
+        return None
+    wanted = space.base.trace
+    options = ReplayOptions(
+        wanted.session_interval, wanted.max_think_time, wanted.max_concurrent_sessions, wanted.time_scale
+    )
+    first, last, staggered = None, 0, 0
+    for session in trace.sessions:
+        if session.start_ns is None:
+            now = staggered * options.session_interval_ns
+            staggered += 1
+        else:
+            now = round(session.start_ns * options.time_scale)
+        for turn in session.turns:  # sub-agents only make it longer
+            now += options.think_ns(turn)
+            first = now if first is None else min(first, now)
+            if turn.input_tokens < max_model_len:
+                last = max(last, now)
+    tokens = sum(
+        turn.output_tokens
+        for session in trace.sessions
+        for _, turns in session.streams
+        for turn in turns
+        if turn.input_tokens < max_model_len
+    )
+    return Floor(max(0, last - (first or 0)) / NS, tokens)
 
 
 def _curve(base: RunConfig, trace: Trace, max_model_len: int) -> MissRatioCurve | None:

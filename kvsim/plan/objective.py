@@ -46,6 +46,19 @@ class Objective:
             usd = per_hour * high.makespan_s / 3600 / high.output_tokens * 1e6
         return self._score(low, usd, sessions)
 
+    def floor(self, low: Resources, makespan_s: float, output_tokens: int, sessions: int | None = None) -> Score:
+        """The least score of any point with these resources or more, if nothing was simulated yet.
+
+        Args:
+            low: the least resources.
+            makespan_s: the least that any run takes.
+            output_tokens: the most that any run generates.
+            sessions: the most sessions at a time.
+        """
+        per_hour = sum(self.prices.per_hour(low).values())
+        usd = per_hour * makespan_s / 3600 / output_tokens * 1e6 if output_tokens else 0.0
+        return self._score(low, usd, sessions)
+
     def _score(self, resources: Resources, usd_per_1m: float, sessions: int | None) -> Score:
         if self.kind == "least_dram":
             return (float(resources.dram_bytes), usd_per_1m)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,8 +13,8 @@ from kvsim.checked import Component, Misfit, check
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.config.fields import SECOND_NS, Name, Text
 from kvsim.errors import UserError
-from kvsim.overrides import Change, apply_change, dotted_keys, parse_override
-from kvsim.plan.axes import SESSIONS, parse_axes
+from kvsim.overrides import Change, dotted_keys, parse_override
+from kvsim.plan.axes import KNOWN, SESSIONS, parse_axes
 from kvsim.plan.objective import Kind
 from kvsim.plan.prices import Prices, PricesConfig, prices_of
 from kvsim.plan.slo import Slo, parse_slo
@@ -121,7 +121,7 @@ def make_plan(
     sources: dict[Any, str] = {}
     if isinstance(document.data, dict):
         for override in overrides:
-            apply_change(parse_override(override), PlanConfig, document.data, sources)
+            _override(document.data, parse_override(override), sources)
         if base is not None:
             document.data["run"] = {}
             document.data.pop("base", None)
@@ -133,7 +133,7 @@ def make_plan(
         return document.where(keys)
 
     config = check(PlanConfig, document, where)
-    base = _base(config, document, folder, base)
+    base = _base(config, document, folder, base, where)
 
     def at(key: str, error: UserError) -> UserError:
         """The file and the line of the key that a message about a section begins with."""
@@ -167,15 +167,33 @@ def make_plan(
     return PlanTask(config.name or name, config, space, slo, prices)
 
 
+def _override(data: dict[str, Any], change: Change, sources: dict[Any, str]) -> None:
+    """Put a change into a plan's data; under ``set``, and ``space``, keys of the config are keys with dots in them."""
+    keys = tuple(map(str, change.keys))
+    if keys[0] == "set" or (keys[0] == "space" and len(keys) > 1 and keys[1] not in KNOWN):
+        keys = (keys[0], *([".".join(keys[1:])] if len(keys) > 1 else []))
+    section: Any = data
+    for depth, key in enumerate(keys[:-1]):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise UserError(f"{change.source}: {'.'.join(keys[: depth + 1])} has no keys below it")
+    section[keys[-1]] = change.value
+    for known in [known for known in sources if known[: len(keys)] == keys]:
+        del sources[known]
+    sources[keys] = change.source
+
+
 def base_path(document: Document, folder: Path) -> Path | None:
     """The file that a plan's base is in, if it is in one."""
     base = document.data.get("base") if isinstance(document.data, dict) else None
     return folder / Path(base).expanduser() if isinstance(base, str) and base else None
 
 
-def _base(config: PlanConfig, document: Document, folder: Path, given: RunConfig | None) -> RunConfig:
+def _base(
+    config: PlanConfig, document: Document, folder: Path, given: RunConfig | None, where: Callable[[Any], str]
+) -> RunConfig:
     changes = [
-        Change(dotted_keys(key, f"{document.where(('set', key))}: set"), value, document.where(("set", key)), folder)
+        Change(dotted_keys(key, f"{where(('set', key))}: set"), value, where(("set", key)), folder)
         for key, value in config.set.items()
     ]
     if given is not None:

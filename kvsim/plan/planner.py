@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from kvsim.config import RunConfig
 from kvsim.errors import UserError
 from kvsim.plan.axes import CPU, NVME, SESSIONS
-from kvsim.plan.bounds import Bounds, find_bounds
+from kvsim.plan.bounds import Bounds, Floor, find_bounds
 from kvsim.plan.objective import Objective
 from kvsim.plan.plan_config import PlanTask
-from kvsim.plan.prices import resources_of
+from kvsim.plan.prices import Resources, resources_of
 from kvsim.plan.rated import Rated, enough_cpu_bytes, enough_nvme_bytes, rate
 from kvsim.plan.search import Budget, Found, Point, Score, Verdict, search
 from kvsim.plan.space import Space
@@ -105,7 +105,7 @@ def carry_out(
 
     budget = Budget(task.config.budget.points, time_left)
     sessions = min(len(trace.sessions), task.base.trace.max_sessions or len(trace.sessions))
-    judge = _Judge(task, space, runs, sessions, budget, progress)
+    judge = _Judge(task, space, bounds, runs, sessions, budget, progress)
     exhaustive = task.config.budget.search == "exhaustive"
     found = search(judge, judge.evaluate, budget, width=width, exhaustive=exhaustive)
     other = None if found.best is None else counterpart(space, found.best)
@@ -128,10 +128,12 @@ class _Judge:
     """The space as the search sees it, and what it simulates."""
 
     def __init__(
-        self, task: PlanTask, space: Space, runs: Runs, sessions: int, budget: Budget,
+        self, task: PlanTask, space: Space, bounds: Bounds, runs: Runs, sessions: int, budget: Budget,
         progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
         self._task, self._space, self._runs, self._sessions = task, space, runs, sessions
+        self._floor = bounds.floor or Floor(0.0, 0)
+        self._resources: dict[Point, Resources | None] = {}
         self._budget, self._progress = budget, progress
         self.objective = Objective(task.config.objective, task.prices)
         self.rated: dict[Point, Rated] = {}
@@ -150,13 +152,27 @@ class _Judge:
 
     def bound(self, low: Point, verdict: Verdict) -> Score:
         """See `Objective.bound`."""
-        high = verdict.subject
+        high, resources = verdict.subject, self._resources_of(low)
         assert isinstance(high, Rated)
-        try:
-            resources = resources_of(self._space.config(self._space.canonical(low)))
-        except UserError:  # the lowest corner does not fit together, so it says nothing
+        if resources is None:
             return (float("-inf"),)
         return self.objective.bound(resources, high, self._space.value(low, SESSIONS))
+
+    def floor(self, low: Point) -> Score:
+        """See `Objective.floor`."""
+        resources, least = self._resources_of(low), self._floor
+        if resources is None:
+            return (float("-inf"),)
+        return self.objective.floor(resources, least.makespan_s, least.output_tokens, self._space.value(low, SESSIONS))
+
+    def _resources_of(self, point: Point) -> Resources | None:
+        """None if its parts do not fit together, so that nothing can be said."""
+        if point not in self._resources:
+            try:
+                self._resources[point] = resources_of(self._space.config(self._space.canonical(point)))
+            except UserError:
+                self._resources[point] = None
+        return self._resources[point]
 
     def evaluate(self, points: Sequence[Point], share: float) -> list[Verdict | None]:
         """Simulate points with a share of the sessions; None for those that there is no time left for."""

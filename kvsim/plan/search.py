@@ -6,7 +6,7 @@ replicas. The others are *choices*: policies, routers, any key of the config.
 1. Branch and bound over boxes of the monotone axes, for each combination of choices. The corner of a box with most of
    everything is simulated: if even that misses the SLO, so do all points of the box; if it meets it, no point of the
    box can be better than the corner's makespan at the price of the box's cheapest point. On one axis this is
-   bisection.
+   bisection. What costs too much at any speed is not simulated at all.
 2. Many combinations of choices are thinned out first: all of them at the best point found so far with a quarter of the
    sessions, the better half with half of them, and so on; the best few join step 1.
 3. All neighbours of the best point, one step on each axis, are simulated; if one is better, it is the best point, and
@@ -23,7 +23,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 Point = tuple[int, ...]
@@ -93,6 +93,10 @@ class Grid(Axes, Protocol):
 
     def bound(self, low: Point, verdict: Verdict) -> Score:
         """No point above ``low`` has a smaller score, if none is faster than the one with this verdict."""
+        ...
+
+    def floor(self, low: Point) -> Score:
+        """No point above ``low`` has a smaller score, whatever comes of it."""
         ...
 
 
@@ -176,6 +180,7 @@ class _Box:
     number: int  # of its making, for ties
     low: Point
     high: Point
+    faster: Verdict | None = field(default=None, compare=False)  # of a point that none in the box is faster than
 
 
 def _sides(box: _Box) -> list[int]:
@@ -198,11 +203,8 @@ class _Search:
             all(self._simulate(points[start : start + self._width]) for start in slices)
         else:
             families = self._families()
-            if len(families) <= MOST_FAMILIES:
-                self._branch(families)
-            else:
-                self._branch(families[:1])
-                self._branch(self._thin_out(families))
+            self._branch(families[:1])  # a good point early: much of the others need not be looked at
+            self._branch(families[1:] if len(families) <= MOST_FAMILIES else self._thin_out(families))
         is_local_best = self._climb()
         return Found(
             self._best(),
@@ -244,8 +246,8 @@ class _Search:
         while heap:
             wave: list[_Box] = []
             while heap and len(wave) < self._width:
-                box = heapq.heappop(heap)
-                if self._is_promising(box.bound):
+                box = self._trimmed(heapq.heappop(heap))
+                if box is not None:
                     wave.append(box)
             corners = [self._grid.canonical(box.high) for box in wave]
             # While there are fewer boxes than processors, the next corners are simulated beside them.
@@ -255,6 +257,23 @@ class _Search:
             for box in wave:
                 for part in self._parts(box):
                     heapq.heappush(heap, part)
+
+    def _trimmed(self, box: _Box) -> _Box | None:
+        """The box without points that cost too much to be better than the best; None if none is left."""
+
+        def may_be_better(low: Point) -> bool:
+            least = self._grid.floor(low)
+            if box.faster is not None:
+                least = max(least, self._grid.bound(low, box.faster))
+            return self._is_promising(least)
+
+        if not (self._is_promising(box.bound) and may_be_better(box.low)):
+            return None
+        high = box.high
+        for axis in _sides(box):
+            while high[axis] > box.low[axis] and not may_be_better(_with(box.low, axis, high[axis])):
+                high = _with(high, axis, high[axis] - 1)
+        return replace(box, high=high)
 
     def _parts(self, box: _Box) -> list[_Box]:
         """What is left to look at in a box whose highest corner is known."""
@@ -271,8 +290,8 @@ class _Search:
             axis = sides[0]
             high = max(box.low[axis], min(box.high[axis], verdict.enough.get(axis, box.high[axis])))
             if high < box.high[axis]:  # in between is the very same run, at a higher price
-                return [_Box(bound, box.number, box.low, _with(box.high, axis, high))]
-        return self._halves(_Box(bound, box.number, box.low, box.high))
+                return [replace(box, bound=bound, high=_with(box.high, axis, high), faster=verdict)]
+        return self._halves(replace(box, bound=bound, faster=verdict))
 
     def _halves(self, box: _Box) -> list[_Box]:
         """The box cut across its shortest side, as bounds are closest on one axis alone; the lower half first."""
@@ -282,8 +301,8 @@ class _Search:
         axis = min(sides, key=lambda number: box.high[number] - box.low[number])
         middle = (box.low[axis] + box.high[axis]) // 2
         return [
-            _Box(box.bound, next(self._numbers), box.low, _with(box.high, axis, middle)),
-            _Box(box.bound, next(self._numbers), _with(box.low, axis, middle + 1), box.high),
+            replace(box, number=next(self._numbers), high=_with(box.high, axis, middle)),
+            replace(box, number=next(self._numbers), low=_with(box.low, axis, middle + 1)),
         ]
 
     def _is_promising(self, bound: Score) -> bool:

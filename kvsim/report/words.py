@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvsim.report.format import change, duration, number, percent
+from kvsim.report.points import Point
+from kvsim.report.sections import what_it_takes
 from kvsim.results.compare import METRIC, labels
 from kvsim.results.run import Run
 
@@ -54,6 +56,58 @@ def describe_comparison(runs: Sequence[Run]) -> str:
         return f"{first} None of the runs admitted a request, so there is no hit rate."
     listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
     return f"{first} Caches served {listed} of the prompt tokens."
+
+
+def describe_points(points: Sequence[Point], baseline: Point, best: Point) -> str:
+    """Many choices in two sentences: what was simulated, and what the best one gives against the first."""
+    return f"{_what(points, baseline)} {_choice(points, baseline, best)}"
+
+
+def _what(points: Sequence[Point], baseline: Point) -> str:
+    info = (baseline.summary or {}).get("info", {})
+    what = [info[key] for key in ("model",) if key in info]
+    where = info.get("hardware") or info.get("cluster")
+    what += [f"on {where}"] if where else []
+    what += [f"serving {info['trace']}"] if "trace" in info else []
+    failed = sum(each.summary is None for each in points)
+    lost = f" ({number(failed)} of them failed)" if failed else ""
+    subject = " ".join(what) or "a server"
+    return f"{number(len(points))} configurations of {subject} were simulated{lost}."
+
+
+def _choice(points: Sequence[Point], baseline: Point, best: Point) -> str:
+    rated = [each for each in points if each.limits]
+    good = sum(bool(each.meets_slo) for each in rated)
+    cost = what_it_takes(best)
+    cost = f" {cost}" if cost else ""
+    gain = _gain(baseline, best)
+    if rated and not good:
+        missed = ", ".join(f"{each.key} {each.measured}" for each in best.limits if not each.is_met)
+        return f"None of them meets the SLO; {best.name} has the lowest P90 time to first token ({missed}): {gain}."
+    if rated:
+        how_many = f" ({number(good)} of {number(len(rated))} meet it)" if len(rated) > 1 else ""
+        return f"The smallest that meets the SLO{how_many} is {best.name}{cost}: {gain}."
+    if best is baseline:
+        return f"The first of them, {best.name}, is the best already: {gain}."
+    return f"The best is {best.name}{cost}: {gain}."
+
+
+def _gain(baseline: Point, best: Point) -> str:
+    """P90 TTFT and throughput, against the first point's."""
+    parts: list[str] = []
+    for what, unit, before, after in (
+        ("a P90 time to first token of", "ms", baseline.ttft_p90_ms, best.ttft_p90_ms),
+        ("an output throughput of", "per_s", baseline.output_tokens_per_s, best.output_tokens_per_s),
+    ):
+        if after is None:
+            continue
+        text = duration(after) if unit == "ms" else f"{number(after)} tokens/s"
+        if best is not baseline and before:
+            shift = change(after - before, after / before, "ms" if unit == "ms" else "per_s")
+            old = duration(before) if unit == "ms" else number(before)
+            text += f" against {old} in {baseline.name} ({shift})" if not parts else f" against {old} ({shift})"
+        parts.append(f"{what} {text}")
+    return " and ".join(parts) or "nothing finished"
 
 
 def _fastest(runs: Sequence[Run], names: Sequence[str]) -> str:

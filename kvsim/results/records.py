@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvsim.results.schedule import Step
+    from kvsim.results.timeline import Timeline
 
 NEVER = -1  # a moment that did not happen
+ASSUMED = "assumed, not measured: "  # begins the note about a number that has no measurement behind it
 
 
 @dataclass(slots=True)
@@ -261,6 +263,7 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)  # choices and assumptions
     cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
     schedule: Sequence[Step] | None = None  # all copies, if they are to be exported
+    timeline: Timeline | None = None  # what happened when, if that is to be shown
 
 
 def as_row(record: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from kvsim.results.tiers import TIER_COLUMNS
 SUMMARY, REQUESTS, SERIES, TIERS = "summary.json", "requests.parquet", "series.parquet", "tiers.parquet"
 INSTANCES = "instances.parquet"
 CONFIG, PLOTS, REPORT = "config.resolved.yaml", "plots", "report.html"
-KV_EVENTS = "kv_events.jsonl"
+KV_EVENTS, TIMELINE = "kv_events.jsonl", "timeline.json"
 OWN_NAMES = frozenset(
     (
         SUMMARY,
@@ -35,7 +35,7 @@ OWN_NAMES = frozenset(
         REPORT,
         KV_EVENTS,
         "steps.parquet",
-        "timeline.json",
+        TIMELINE,
         "schedule.jsonl",
         "schedule.jsonl.gz",
     )
@@ -120,6 +120,11 @@ class RunFolder:
     def report(self) -> Path:
         """Path for the HTML report."""
         return self.path / REPORT
+
+    @property
+    def timeline(self) -> Path:
+        """Path for the timeline."""
+        return self.path / TIMELINE
 
     def kv_events(self) -> TextIO:
         """A new file for KV events, one batch per line."""

@@ -39,6 +39,9 @@ class Surface:
         hours = verdict.score[1]
         return (self.per_hour(low) * hours,)
 
+    def floor(self, low: Point) -> Score:
+        return (self.per_hour(low) * min(self.hours.values()),)
+
     def verdict(self, point: Point) -> Verdict:
         if point in self.failing:
             return Verdict(float("inf"), failed=True)
@@ -105,7 +108,7 @@ def line(strain: Sequence[float], hours: Sequence[float] | None = None, price: f
 
 
 @given(monotone(), st.integers(1, 3))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_finds_the_best_point_of_a_monotone_surface(surface: Surface, width: int) -> None:
     """Where more is never worse, the search finds the point that trying all of them finds, or one as good."""
     found = surface.search(width=width)
@@ -119,7 +122,7 @@ def test_finds_the_best_point_of_a_monotone_surface(surface: Surface, width: int
 
 
 @given(bumpy(), st.integers(1, 3))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_neighbour_of_the_answer_is_better(surface: Surface, width: int) -> None:
     """On any surface the answer was simulated, and so were all its neighbours, of which none is better."""
     found = surface.search(width=width)
@@ -130,7 +133,7 @@ def test_no_neighbour_of_the_answer_is_better(surface: Surface, width: int) -> N
 
 
 @given(bumpy())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_exhaustive_finds_the_best_of_any_surface(surface: Surface) -> None:
     """Asked to try everything, it does, and gives the best of it."""
     found = surface.search(exhaustive=True)
@@ -139,7 +142,7 @@ def test_exhaustive_finds_the_best_of_any_surface(surface: Surface) -> None:
 
 
 @given(bumpy(), st.integers(1, 12))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_keeps_to_its_budget(surface: Surface, points: int) -> None:
     """No more points are simulated than allowed, none twice, and the best of them is the answer."""
     found = surface.search(points)

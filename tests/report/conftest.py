@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "results"))
 
 from run_builder import big_run, requests_of, series_of, small_requests, small_series, small_totals
+from sweep_points import SIZES_AND_POLICIES, sweep_at
 
 from kvsim.results.run import Run, assemble
 from kvsim.results.runfolder import RunFolder, load_run
@@ -45,3 +47,9 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with RunFolder.create(path) as folder:
         folder.write(assemble(requests=requests_of([]), series=series_of([]), totals={}, config_text=""))
     return load_run(path)
+
+
+@pytest.fixture(scope="session")
+def sweep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over sizes and policies."""
+    return sweep_at(tmp_path_factory.mktemp("sweeps") / "sizes", SIZES_AND_POLICIES)

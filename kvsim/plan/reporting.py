@@ -1,0 +1,229 @@
+"""Reports over run folders and sweep folders: read them, measure them against an SLO, write the page and its plots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from kvsim.errors import UserError
+from kvsim.plan.slo import FINISHED, GOODPUT, TOO_LONG, Check, Slo, parse_slo, show_limit
+from kvsim.report.format import duration, percent
+from kvsim.report.html import write_points, write_report
+from kvsim.report.plots import PLOTS, plots_of
+from kvsim.report.point_plots import Bound
+from kvsim.report.points import Limit, Point, baseline_of, best_of, points_of
+from kvsim.report.sections import Drawn
+from kvsim.report.style import as_png, as_svg
+from kvsim.report.tier_plots import TIER_PLOTS
+from kvsim.results.compare import METRIC, Metric
+from kvsim.results.run import Run
+from kvsim.results.runfolder import SUMMARY, load_run
+from kvsim.results.sweep import RESULTS, Sweep, is_sweep, load_sweep
+from kvsim.results.whole_folder import whole_folder
+
+Progress = Callable[[int, int], None]
+
+_OF_POINTS = (
+    *("overlay", "e2e", "hit_rate_by_size", "pareto", "optimum"),
+    *("kv_usage-first", "kv_usage-best", "transfers-first", "transfers-best"),
+)
+PLOT_FILES = frozenset(f"{key}.{end}" for key in (*PLOTS, *TIER_PLOTS, *_OF_POINTS) for end in ("png", "svg"))
+"""Everything that may lie in the folder beside a report."""
+
+_PATHS: Mapping[str, tuple[str, str, float]] = {
+    "ttft": ("latency.ttft_ms", "ms", 1e6),
+    "tpot": ("latency.tpot_ms", "ms", 1e6),
+    "e2e": ("latency.e2e_s", "s", 1e9),
+}
+"""Where a summary has the times of an SLO, and how many ns its unit has."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is going to be on a page: all points, with their runs, measured against the SLO."""
+
+    points: tuple[Point, ...]
+    runs: tuple[Run, ...]
+    bound: Bound
+
+    @property
+    def baseline(self) -> Point | None:
+        """What the others are compared with."""
+        return baseline_of(self.points)
+
+    @property
+    def best(self) -> Point | None:
+        """The choice to recommend."""
+        return best_of(self.points)
+
+
+def slo_of(options: Sequence[str]) -> Slo | None:
+    """An SLO from ``ttft_p90=2s``, ``goodput=0.95``, ``request.ttft=2s``; None without any.
+
+    Raises:
+        UserError: names the option.
+    """
+    section: dict[str, object] = {}
+    per_request: dict[str, object] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key or not value:
+            raise UserError(f"--slo {option}: expected KEY=VALUE, such as ttft_p90=2s")
+        if key == GOODPUT:
+            section[key] = _number(option, value)
+        elif key.startswith("request."):
+            per_request[key.removeprefix("request.")] = value
+        else:
+            section[key] = value
+    if per_request:
+        section["request"] = per_request
+    if not section:
+        return None
+    try:
+        return parse_slo(section)
+    except UserError as error:
+        raise UserError(f"--slo: {str(error).removeprefix('slo: ').removeprefix('slo.')}") from None
+
+
+def _number(option: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise UserError(f"--slo {option}: expected a share above 0 and up to 1, such as 0.95") from None
+
+
+def read_report(paths: Sequence[Path], slo: Slo | None = None, mrc: Path | None = None) -> Report:
+    """Read run folders and sweep folders.
+
+    Args:
+        paths: in the order in which they are shown; the first point is the baseline.
+        slo: what was asked for.
+        mrc: what `kvsim mrc -o` has written, for the optimum.
+
+    Raises:
+        UserError: one of them is neither, or is damaged.
+    """
+    runs: list[Run] = []
+    sweeps: list[Sweep] = []
+    for path in paths:
+        if is_sweep(path):
+            sweeps.append(load_sweep(path))
+        elif path.is_dir() and not (path / SUMMARY).exists():
+            raise UserError(f"{path}: expected a run folder (with {SUMMARY}) or a sweep folder (with {RESULTS})")
+        else:
+            runs.append(load_run(path))
+    points = points_of(runs, sweeps)
+    if slo is not None:
+        points = [replace(each, limits=_limits(each, slo)) for each in points]
+    return Report(tuple(points), tuple(runs), () if mrc is None else read_bound(mrc))
+
+
+def read_bound(path: Path) -> Bound:
+    """Hit rate of the optimum by cache size, from the folder that `kvsim mrc -o` has written, or its mrc.csv.
+
+    Raises:
+        UserError: it has none.
+    """
+    file = path / "mrc.csv" if path.is_dir() else path
+    try:
+        frame = pd.read_csv(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read as what kvsim mrc writes: {error}") from None
+    for column in ("size_bytes", "opt_hit_rate"):
+        if column not in frame.columns:
+            raise UserError(
+                f"{file}: expected a column {column}, as `kvsim mrc -o FOLDER` writes it (without --no-opt)"
+            )
+    known = frame[["size_bytes", "opt_hit_rate"]].apply(pd.to_numeric, errors="coerce").dropna()
+    if not len(known):
+        raise UserError(f"{file}: expected sizes with the hit rate of the optimum, found none")
+    return sorted((int(size), float(rate)) for size, rate in known.itertuples(index=False))
+
+
+def write(report: Report, path: Path, *, title: str = "", progress: Progress | None = None) -> Path:
+    """Write the page, and its plots into a folder beside it, which appears whole or not at all.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: nothing was simulated, or a place cannot be written.
+    """
+    folder = path.with_name(f"{path.stem}-plots")
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    alone = len(report.points) == 1 and len(report.runs) == 1
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_folder(folder, PLOT_FILES, "the plots of a report") as target:
+            if alone:
+                drawn = [
+                    Drawn(key, draw(report.runs[0]), text) for key, (draw, text) in plots_of(report.runs[0]).items()
+                ]
+                _save(drawn, target, progress)
+                write_report(report.runs[0], partial, plots=target, limits=report.points[0].limits)
+            else:
+                name = title or f"kvsim report on {len(report.points)} configurations"
+                _save(write_points(report.points, partial, name, bound=report.bound), target, progress)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write the report: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return folder
+
+
+def _save(plots: Sequence[Drawn], folder: Path, progress: Progress | None) -> None:
+    for done, each in enumerate(plots, start=1):
+        (folder / f"{each.key}.svg").write_text(as_svg(each.figure), encoding="utf-8", newline="\n")
+        (folder / f"{each.key}.png").write_bytes(as_png(each.figure))
+        if progress is not None:
+            progress(done, len(plots))
+
+
+def _limits(point: Point, slo: Slo) -> tuple[Limit, ...]:
+    if point.run is not None:
+        measured = slo.of(point.run.requests)
+    else:
+        measured = {limit.key: _from_summary(point, limit.key) for limit in slo.limits}
+        measured[FINISHED] = _finished(point)
+    checks = [each for each in slo.check(measured) if each.key != FINISHED or not each.is_met]
+    return tuple(_shown(each) for each in checks)
+
+
+def _finished(point: Point) -> float | None:
+    """Of the requests that some server of this model could serve, as `Slo.of` counts them."""
+    counts = {} if point.summary is None else point.summary.get("requests", {})
+    finished, reasons = counts.get("finished"), counts.get("reasons", {}).get("rejected", {})
+    served = (counts.get("arrived") or 0) - sum(times for reason, times in reasons.items() if TOO_LONG in reason)
+    return finished / served if served and finished is not None else None
+
+
+def _from_summary(point: Point, key: str) -> float | None:
+    """A point of a sweep keeps figures and no requests.
+
+    Raises:
+        UserError: this one is not among them.
+    """
+    name, _, what = key.partition("_")
+    if name in _PATHS and what in {"mean", "p50", "p90", "p99"}:
+        path, unit, unit_ns = _PATHS[name]
+        metric: Metric = METRIC[f"{path}.{what}"]
+        assert metric.unit == unit
+        found = None if point.summary is None else metric.of(point.summary)
+        return None if found is None else found * unit_ns
+    raise UserError(
+        f"--slo {key}: a sweep keeps no requests: expected mean, p50, p90 or p99 of ttft, tpot or e2e (or run folders)"
+    )
+
+
+def _shown(check: Check) -> Limit:
+    is_share = check.key in (GOODPUT, FINISHED)
+    measured = "nothing" if check.measured is None else ""
+    if check.measured is not None:
+        measured = percent(check.measured) if is_share else duration(check.measured / 1e6)
+    limit = f"at least {percent(check.limit)}" if is_share else f"at most {show_limit(check.key, check.limit)}"
+    return Limit(check.key, limit, measured, check.is_met)
