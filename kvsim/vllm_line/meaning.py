@@ -253,11 +253,11 @@ class _Meaning:
     def _transfer_config(self) -> dict[str, Any]:
         """The connector that takes effect: ``--kv-offloading-size`` puts another in its place."""
         config = self.values.get("--kv-transfer-config") or {}
-        self.refusals += parser_refusals(config)
+        if refusals := list(parser_refusals(config)):
+            self.refusals += refusals
+            return {}
         size = self.values.get("--kv-offloading-size")
         backend = self.values.get("--kv-offloading-backend") or "native"
-        if not isinstance(config.get("kv_connector_extra_config", {}), dict):
-            return {}
         if size is None:
             if "--kv-offloading-backend" in self.values:
                 self.notes.append("--kv-offloading-backend turns nothing on without --kv-offloading-size")
