@@ -282,7 +282,8 @@ def _mooncake(extra: Extra) -> None:
     if workers is not None:
         section["num_workers"] = workers
     extra.refuse("mooncake_protocol", "is not simulated, expected rdma", unless=("rdma",))
-    extra.ignore("device_name", "bootstrap_server_address")
+    # The last one is NixlConnector's, and stands in vLLM's own recipes of this one.
+    extra.ignore("device_name", "bootstrap_server_address", "enforce_handshake_compat")
     extra.out.notes.append("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT of the environment is not read: abort_request_timeout")
     extra.end()
 

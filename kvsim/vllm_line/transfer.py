@@ -33,7 +33,7 @@ OLD_NAMES = {
     "DynamoNixlConnector": "NixlConnector",
 }
 # Environment variables of LMCache that are its config's keys; others change nothing here.
-_LMCACHE = (
+LMCACHE_KEYS = (
     "chunk_size", "local_cpu", "max_local_cpu_size", "local_disk", "max_local_disk_size", "remote_url",
     "remote_serde", "save_decode_cache", "cache_policy", "use_layerwise", "min_retrieve_tokens",
 )  # fmt: skip
@@ -139,14 +139,16 @@ def with_lmcache_settings(
     notes, problems = [], []
     settings: dict[str, Any] = {}
     if path is None:
-        settings = {key: _plain(environment[n]) for key in _LMCACHE if (n := f"LMCACHE_{key.upper()}") in environment}
+        settings = {
+            key: _plain(environment[n]) for key in LMCACHE_KEYS if (n := f"LMCACHE_{key.upper()}") in environment
+        }
     else:
         ignored = sorted(name for name in environment if name.startswith("LMCACHE_") and name != "LMCACHE_CONFIG_FILE")
         if ignored:
             notes.append(f"LMCache ignores {', '.join(ignored)}, because LMCACHE_CONFIG_FILE is set")
         try:
             data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - a safe loader
-            settings = {key: data[key] for key in _LMCACHE if key in data} if isinstance(data, dict) else {}
+            settings = {key: data[key] for key in LMCACHE_KEYS if key in data} if isinstance(data, dict) else {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             what = getattr(error, "strerror", None) or "is not YAML"
             problems.append(f"LMCACHE_CONFIG_FILE {path}: {what}: it says how large LMCache's memory is")
