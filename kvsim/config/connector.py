@@ -19,6 +19,7 @@ from kvsim.config.remote import (
 from kvsim.config.store import MooncakeStoreConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
+from kvsim.registry import POLICIES
 from kvsim.units import Size
 
 
@@ -35,10 +36,10 @@ class OffloadingConnectorConfig(Component):
     cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
         description="CPU memory for KV, in total over all ranks of the engine, such as 64GiB"
     )
-    eviction_policy: Annotated[str, name_or_class("lru", "arc")] = Field(
+    eviction_policy: Annotated[str, name_or_class(*POLICIES.names())] = Field(
         "lru", description="which blocks leave CPU memory first: a name, or module_path:Class of your own"
     )
-    eviction_policy_options: ClassOptions = Field(description="what a policy of your own gets")
+    eviction_policy_options: ClassOptions = Field(description="what the policy gets, see kvsim list policies")
     block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block (vLLM: blocks_per_chunk)")
     block_size: Count | None = Field(
         None, description="the same in tokens, as in vLLM's connector config; null = by block_size_factor"

@@ -101,8 +101,16 @@ CASES: dict[str, list[str]] = {
         ":4: connector.kind: expected one of none, offloading, simple_cpu, example, lmcache,",
         "did you mean offloading?",
     ],
+    "policy_option_of_another": [":7: unknown key connector.eviction_policy_options.threshold"],
+    "policy_option_out_of_range": [
+        ":7: connector.eviction_policy_options.small_share: expected less than 1, found 10",
+    ],
+    "policy_option_unknown": [
+        ":7: unknown key connector.eviction_policy_options.treshold, did you mean threshold?",
+    ],
     "unknown_policy": [
-        ":6: connector.eviction_policy: expected one of lru, arc, module:Class, found 'lfu', did you mean lru?"
+        ":6: connector.eviction_policy: expected one of lru, arc, fifo, sieve,",
+        "module:Class, found 's3fif0', did you mean s3fifo?",
     ],
     "unknown_top_key": [":3: unknown key conector, did you mean connector? (in the top level)"],
     "utilization_percent": [":4: engine.gpu_memory_utilization: expected at most 1, found 92"],

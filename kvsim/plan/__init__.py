@@ -1,0 +1,1 @@
+"""Planning: sweeps, miss-ratio curves, and the search for what to buy."""

@@ -1,0 +1,38 @@
+"""What a config's eviction policy means: whether the release can have it, and what a reader should know of it."""
+
+from __future__ import annotations
+
+from kvsim.config import Connector, OffloadingConnectorConfig
+from kvsim.config.policies import options_of_policy
+from kvsim.errors import UserError
+from kvsim.registry import is_class_path
+from kvsim.releases import Release
+
+# Policies that know what no server knows.
+_ORDER = "the order of all requests, as at the trace's recorded pace: in a closed loop a heuristic, not a bound"
+FORESIGHT = {"opt": _ORDER, "opt_bypass": _ORDER}
+
+
+def check_policy(connector: Connector, release: Release, version: str) -> None:
+    """Our own policies hear of each use once per request, as they do from release 0.33.0 on.
+
+    Raises:
+        UserError: the release tells policies something else, or an option is wrong.
+    """
+    if not isinstance(connector, OffloadingConnectorConfig) or is_class_path(connector.eviction_policy):
+        return
+    name = connector.eviction_policy
+    if name not in release.policies and not release.tells_uses_per_request:
+        names = " or ".join(release.policies)
+        raise UserError(
+            f"connector.eviction_policy: {name}: expected {names} with engine.vllm_version {version}, where every lookup"
+            " of a waiting request is a use"
+        )
+    options_of_policy(name, connector.eviction_policy_options)
+
+
+def policy_notes(connector: Connector) -> list[str]:
+    """A line about what the policy knows that no server does."""
+    if not isinstance(connector, OffloadingConnectorConfig) or connector.eviction_policy not in FORESIGHT:
+        return []
+    return [f"eviction policy {connector.eviction_policy} knows {FORESIGHT[connector.eviction_policy]}"]
