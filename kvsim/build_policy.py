@@ -59,6 +59,18 @@ def policy_factory(plan: Plan, config: OffloadingConnectorConfig, view: View) ->
     return make
 
 
+def facts_of(paced: PacedTurn, tenant: int) -> TurnFacts:
+    """What a policy may know of a turn."""
+    return TurnFacts(
+        stream=paced.stream,
+        tenant=tenant,
+        is_subagent=paced.is_subagent,
+        turn=paced.index,
+        goes_on=paced.next_start_ns is not None,
+        pause_ns=NEVER if paced.next_start_ns is None else max(paced.next_start_ns - paced.end_ns, 0),
+    )
+
+
 class PlanView(View):
     """What policies may know in a simulation.
 
@@ -89,18 +101,7 @@ class PlanView(View):
         return (last - first) * self._chunk_tokens * step_ns // budget
 
     def turn(self, request_id: str) -> TurnFacts | None:
-        paced = self._turns.get(name_of_turn(request_id))
-        if paced is None:
-            return None
-        goes_on = paced.next_start_ns is not None
-        return TurnFacts(
-            stream=paced.stream,
-            tenant=self._tenants.get(paced.session.name, 0),
-            is_subagent=paced.is_subagent,
-            turn=paced.index,
-            goes_on=goes_on,
-            pause_ns=NEVER if paced.next_start_ns is None else max(paced.next_start_ns - paced.end_ns, 0),
-        )
+        return self._facts.get(name_of_turn(request_id))
 
     def waiting(self, limit: int) -> Sequence[Collection[int]]:
         first = list(islice(self.queue, limit))
@@ -123,8 +124,8 @@ class PlanView(View):
         return at_recorded_pace(self._plan.trace, replay_options(self._plan.config))
 
     @cached_property
-    def _turns(self) -> dict[str, PacedTurn]:
-        return {paced.name: paced for paced in self._paced}
+    def _facts(self) -> dict[str, TurnFacts]:
+        return {paced.name: facts_of(paced, self._tenants.get(paced.session.name, 0)) for paced in self._paced}
 
     @cached_property
     def _tenants(self) -> dict[str, int]:

@@ -10,7 +10,11 @@ from kvsim.releases import Release
 
 # Policies that know what no server knows.
 _ORDER = "the order of all requests, as at the trace's recorded pace: in a closed loop a heuristic, not a bound"
-FORESIGHT = {"opt": _ORDER, "opt_bypass": _ORDER}
+FORESIGHT = {
+    "opt": _ORDER,
+    "opt_bypass": _ORDER,
+    "session_oracle": "when each stream's next turn comes: an upper bound of hints from clients",
+}
 
 
 def check_policy(connector: Connector, release: Release, version: str) -> None:
@@ -25,7 +29,7 @@ def check_policy(connector: Connector, release: Release, version: str) -> None:
     if name not in release.policies and not release.tells_uses_per_request:
         names = " or ".join(release.policies)
         raise UserError(
-            f"connector.eviction_policy: {name}: expected {names} with engine.vllm_version {version}, where every lookup"
+            f"connector.eviction_policy: {name}: expected {names} with engine.vllm_version {version}, where each lookup"
             " of a waiting request is a use"
         )
     options_of_policy(name, connector.eviction_policy_options)

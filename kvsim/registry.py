@@ -304,6 +304,31 @@ POLICIES.register(
     "kvsim.offload.policies.arc_textbook:ArcTextbookPolicy",
     "ARC as published: ghosts come back as reused",
 )
+POLICIES.register(
+    "gdsf", "kvsim.offload.policies.gdsf:GdsfPolicy", "uses x time to compute it again, with a clock that ages"
+)
+POLICIES.register(
+    "cost_idle", "kvsim.offload.policies.cost_idle:CostIdlePolicy", "time to compute it again / time since the last use"
+)
+POLICIES.register(
+    "workload_aware",
+    "kvsim.offload.policies.workload_aware:WorkloadAwarePolicy",
+    "probability of another use, learnt per tenant and kind of stream",
+)
+POLICIES.register(
+    "ttl_fixed", "kvsim.offload.policies.ttl_fixed:TtlFixedPolicy", "LRU; what a stream goes on from is pinned for ttl"
+)
+POLICIES.register(
+    "continuum", "kvsim.offload.policies.continuum:ContinuumPolicy", "as ttl_fixed, for the time that pays most"
+)
+POLICIES.register(
+    "queue_lru", "kvsim.offload.policies.queue_lru:QueueLruPolicy", "LRU; spares what the next waiting requests hit"
+)
+POLICIES.register(
+    "session_oracle",
+    "kvsim.offload.policies.session_oracle:SessionOraclePolicy",
+    "whose stream comes back last; knows all pauses",
+)
 POLICIES.register("opt", "kvsim.offload.policies.opt:OptPolicy", "Belady: furthest next use first; knows the trace")
 POLICIES.register(
     "opt_bypass", "kvsim.offload.policies.opt_bypass:OptBypassPolicy", "opt, and does not store what it would evict"

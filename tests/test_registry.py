@@ -116,7 +116,7 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
 def test_an_unknown_name_is_told_with_the_closest() -> None:
     """The registry names what there is."""
     with pytest.raises(
-        UserError, match="unknown policy 'lur', expected one of lru, arc, .* or module:Class, did you mean lru"
+        UserError, match=r"unknown policy 'lur', expected one of lru, arc, .* or module:Class, did you mean lru"
     ):
         POLICIES.find("lur")
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvsim.checked import Component, check
-from kvsim.config.fields import Count
+from kvsim.config.fields import SECOND_NS, Count
+from kvsim.units import Duration
 from kvsim.yamlfile import Document
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -30,7 +31,35 @@ class SlruOptions(Component):
     protected_uses: int = Field(2, ge=2, description="requests that must have used a chunk for it to be protected")
 
 
-_OPTIONS: dict[str, type[Component]] = {"s3fifo": S3FifoOptions, "slru": SlruOptions}
+class TtlFixedOptions(Component):
+    """A fixed time to live."""
+
+    ttl: Annotated[Duration, Field(gt=0)] = Field(
+        60 * SECOND_NS, description="how long a turn's chunks are pinned after its end (the default is assumed)"
+    )
+
+
+class ContinuumOptions(Component):
+    """Continuum's time to live."""
+
+    expected_pause: Annotated[Duration, Field(gt=0)] = Field(
+        10 * SECOND_NS, description="mean pause between turns until ten have been seen (the default is assumed)"
+    )
+
+
+class QueueLruOptions(Component):
+    """Queue-informed LRU."""
+
+    first_waiting: Count = Field(16, description="requests at the head of the queue that are looked at (assumed)")
+
+
+_OPTIONS: dict[str, type[Component]] = {
+    "s3fifo": S3FifoOptions,
+    "slru": SlruOptions,
+    "ttl_fixed": TtlFixedOptions,
+    "continuum": ContinuumOptions,
+    "queue_lru": QueueLruOptions,
+}
 
 
 def options_model(policy: str) -> type[Component]:

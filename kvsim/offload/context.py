@@ -45,6 +45,10 @@ class RequestContext:
         """How far from the request's start a chunk lies; the same in every request that has it."""
         return position if self.live_order is None else self.live_order[position]
 
+    def index(self, position: int) -> int:
+        """How many chunks of its kind the request has before it."""
+        return position
+
     def parent(self, position: int) -> int | None:
         """Key of the chunk before it, without which it is worth nothing; None for the first."""
         return self.keys[position - 1] if position else None

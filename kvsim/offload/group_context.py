@@ -25,6 +25,7 @@ class GroupContext(RequestContext):
         self.live_order: list[int] = []
         self._groups: list[int] = []  # per chunk
         self._parents: list[int | None] = []  # per chunk
+        self._indices: list[int] = []  # per chunk, within its group
 
     def extend_group(self, group: int, hashes: Iterable[int], chunk_tokens: int) -> None:
         """Append a group's next chunks, by the hashes of their last blocks."""
@@ -34,6 +35,7 @@ class GroupContext(RequestContext):
         self.extend(keys)
         for number in range(first, len(self.keys)):
             self._parents.append(self.keys[numbers[-1]] if numbers else None)
+            self._indices.append(len(numbers))
             numbers.append(number)
             # vLLM 0.33.0 cpu/policies/lru.py: of chunks that end together the one with the smaller key goes first, and
             # the group is the key's last part.
@@ -48,6 +50,10 @@ class GroupContext(RequestContext):
         """
         count = self._num_groups
         return [place - place % count + group for place, group in zip(self.live_order, self._groups, strict=True)]
+
+    def index(self, position: int) -> int:
+        """In its own group."""
+        return self._indices[position]
 
     def parent(self, position: int) -> int | None:
         """The chunk before it in its own group."""

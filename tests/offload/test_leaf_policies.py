@@ -155,10 +155,10 @@ def test_an_offer_protects_its_beginning(name: str) -> None:
 @pytest.mark.parametrize("name", LEAF_POLICIES)
 def test_a_chunk_that_failed_to_arrive_leaves_orphans_in_order(name: str) -> None:
     """Chunks whose beginning was lost can go, and when it comes back they go before it again."""
-    tier, (context,) = filled(POLICIES.find(name), "abcd")
+    tier, _ = filled(POLICIES.find(name), "abcd")
     del tier.slots[ord("b")]
     tier.policy.remove(ord("b"))
-    tier.insert(context, "b")
+    tier.insert(make_context("again", "abcd"), "b")
     assert tier.evict_all() == "dcba"
 
 
@@ -241,7 +241,7 @@ class Played:
 @settings(max_examples=60)
 @given(STEPS)
 def test_whatever_happens_victims_are_free_leaves(name: str, steps: list[tuple[str, str, int]]) -> None:
-    """Victims are neither used nor followed by anything resident; a refusal is one that must be, and changes nothing."""
+    """Victims are neither used nor followed by anything resident; a refusal has to be, and changes nothing."""
     played = Played(POLICIES.find(name))
     slots = played.tier.slots
     for action, text, count in steps:

@@ -13,6 +13,7 @@ from kvsim.registry import POLICIES
 
 
 def hits(requests: list[CacheRequest], capacity: int, policy: str) -> int:
+    """Hits of all requests."""
     return replay(requests, capacity, POLICIES.find(policy)).hits
 
 

@@ -122,6 +122,9 @@ class LeafPolicy(EvictionPolicy):
         """Take the next leaf to go out of the leaves; None if there is none."""
         return self.pop_free(self.leaves)
 
+    def on_request_begins(self, context: RequestContext) -> None:
+        """A request uses something, or puts something in, for the first time."""
+
     def on_inserted(self, chunk: Chunk, context: RequestContext, position: int) -> None:
         """A request has put it there; ``uses`` is 1."""
 
@@ -246,6 +249,7 @@ class LeafPolicy(EvictionPolicy):
         if context.rank < 0:
             self._last_rank += 1
             context.rank = self._last_rank
+            self.on_request_begins(context)
         return context.rank
 
     def _settle(self) -> None:
