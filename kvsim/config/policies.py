@@ -73,4 +73,5 @@ def options_of_policy(policy: str, options: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         UserError: one is unknown, or wrong.
     """
-    return check(options_model(policy), Document("connector.eviction_policy_options", dict(options))).model_dump()
+    found = check(options_model(policy), Document("connector.eviction_policy_options", dict(options)))
+    return {name: getattr(found, name) for name in type(found).model_fields}

@@ -24,7 +24,7 @@ from kvsim.offload.policies.workload_aware import WorkloadAwarePolicy
 
 
 class Scripted(View):
-    """Answers what the test says. A request's id is its stream, and the pause after it: ``a+30``, or ``a`` = the last."""
+    """Answers what the test says. A request's id is its stream and the pause after it: ``a+30``; ``a`` = the last."""
 
     def __init__(self) -> None:
         self.time = 0
@@ -135,7 +135,7 @@ def test_ttl_of_an_unknown_request_pins_nothing() -> None:
 
 
 def test_continuum_starts_with_an_exponential() -> None:
-    """tau = mean x log(benefit / (mean x share)) until ten pauses have been seen."""
+    """The time is mean x log(benefit / (mean x share)) until ten pauses have been seen."""
     policy = ContinuumPolicy(10, {}, expected_pause=1000)
     world = World(policy)
     world.view.costs = dict.fromkeys(range(2), 500)
@@ -185,14 +185,13 @@ def test_queue_lru_spares_what_is_waited_for() -> None:
 
 
 def test_the_session_oracle_takes_who_comes_back_last() -> None:
-    """A stream that is over goes first, then the longest pause; one with a turn under way goes last."""
+    """A stream that is over goes first, then the longest pause; a turn under way counts from now."""
     world = World(SessionOraclePolicy(10, {}))
     world.request("a+500", "ab", at=0)
     world.request("b+30", "cd", at=1)
     world.request("c", "ef", at=2)
-    running = make_context("d+900", "gh")
-    world.tier.insert(running, "gh")
-    assert world.tier.evict_all() == "febadchg"
+    world.tier.insert(make_context("d+300", "gh"), "gh")
+    assert world.tier.evict_all() == "febahgdc"
 
 
 def test_a_shared_chunk_waits_for_the_first_of_its_streams() -> None:
