@@ -9,7 +9,7 @@ from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
-from kvsim.build_policy import PlanView, policy_factory
+from kvsim.build_policy import PlanView, admitting, policy_factory
 from kvsim.build_remote import Remote
 from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, has_tiers, num_tiers
@@ -331,7 +331,7 @@ class EngineBuilder:
             policy = policy_factory(plan, config, self._view)
             primary = release.manager(plan.sizes.num_cpu_chunks, policy, config.store_threshold)
             tiers = self._faulty_tiers
-            ledger: Ledger = primary
+            ledger: Ledger = admitting(plan, config, primary)
             if tiers:
                 ledger = self._tiering = release.tiering_manager(primary, tiers)
             ledger = self._faults.ledger(ledger, primary)

@@ -1,4 +1,4 @@
-"""Eviction policies of a plan, and what they may know of the simulation around them."""
+"""Eviction policies and admission of a plan, and what they may know of the simulation around them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from itertools import islice
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
 from kvsim.config import OffloadingConnectorConfig, RunConfig
+from kvsim.config.admission import MinLengthAdmission, SecondTouchAdmission
 from kvsim.config.policies import options_of_policy
+from kvsim.connectors.base import CopyJob
+from kvsim.copy_time import copy_time
 from kvsim.demands import AdapterContent
+from kvsim.offload.admission import AdmittingLedger, MinLength, SecondTouch
+from kvsim.offload.ledger import Ledger, Primary
 from kvsim.offload.manager import PolicyFactory
 from kvsim.offload.next_use import NextUses
 from kvsim.offload.policies.base import EvictionPolicy
@@ -69,6 +74,50 @@ def facts_of(paced: PacedTurn, tenant: int) -> TurnFacts:
         goes_on=paced.next_start_ns is not None,
         pause_ns=NEVER if paced.next_start_ns is None else max(paced.next_start_ns - paced.end_ns, 0),
     )
+
+
+def admitting(plan: Plan, config: OffloadingConnectorConfig, tier: Primary) -> Ledger:
+    """The tier, behind whatever decides what it takes in."""
+    wanted = config.admission
+    if isinstance(wanted, SecondTouchAdmission):
+        return AdmittingLedger(tier, SecondTouch(wanted.uses, wanted.tracked_keys))
+    if isinstance(wanted, MinLengthAdmission):
+        return AdmittingLedger(tier, MinLength(_least_chunks(plan, config, wanted)))
+    return tier
+
+
+def _least_chunks(plan: Plan, config: OffloadingConnectorConfig, wanted: MinLengthAdmission) -> int:
+    """Chunks of the shortest request that is stored."""
+    if wanted.tokens is not None:
+        return -(-wanted.tokens // (plan.sizes.block_tokens * config.block_size_factor))
+    found = break_even_chunks(plan, config.block_size_factor)
+    return NEVER if found is None else found
+
+
+def break_even_chunks(plan: Plan, blocks_per_chunk: int) -> int | None:
+    """From how many chunks on loading them, alone on the link, takes less than computing them; None = never."""
+    cost, view = copy_time(plan), PlanView(Clock(), plan, blocks_per_chunk)
+    most = plan.limits.max_model_len // (plan.sizes.block_tokens * blocks_per_chunk)
+    for chunks in range(1, most + 1):
+        load = CopyJob(0, "load", list(range(chunks)), list(range(chunks * blocks_per_chunk)))
+        if cost(load, "h2d").solo_ns < view.prefill_ns(0, chunks):
+            return chunks
+    return None
+
+
+def admission_notes(plan: Plan) -> list[str]:
+    """What `min_length` comes to, for the plan and its parts."""
+    found = [note for part in plan.parts for note in admission_notes(part)]
+    config = plan.config.connector
+    if not isinstance(config, OffloadingConnectorConfig) or not isinstance(config.admission, MinLengthAdmission):
+        return found
+    if config.admission.tokens is not None:
+        return found
+    chunks = break_even_chunks(plan, config.block_size_factor)
+    if chunks is None:
+        return [*found, "admission min_length: loading is never faster than computing here, so nothing is stored"]
+    tokens = chunks * config.block_size_factor * plan.sizes.block_tokens
+    return [*found, f"admission min_length: stored are requests of {tokens:,} tokens or more (loading is faster then)"]
 
 
 class PlanView(View):

@@ -1,4 +1,4 @@
-"""What a config's eviction policy means: whether the release can have it, and what a reader should know of it."""
+"""What a config's eviction policy and admission mean: whether the release can have them, and what to know of them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,16 @@ def check_policy(connector: Connector, release: Release, version: str) -> None:
     Raises:
         UserError: the release tells policies something else, or an option is wrong.
     """
-    if not isinstance(connector, OffloadingConnectorConfig) or is_class_path(connector.eviction_policy):
+    if not isinstance(connector, OffloadingConnectorConfig):
         return
     name = connector.eviction_policy
+    if connector.admission.kind != "always" and not release.tells_uses_per_request:
+        raise UserError(
+            f"connector.admission: {connector.admission.kind}: expected always with engine.vllm_version {version}"
+            " (store_threshold is its own)"
+        )
+    if is_class_path(name):
+        return
     if name not in release.policies and not release.tells_uses_per_request:
         names = " or ".join(release.policies)
         raise UserError(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
+from kvsim.config.admission import Admission, AlwaysAdmission
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy, as_tuple
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
@@ -48,6 +49,9 @@ class OffloadingConnectorConfig(Component):
     store_threshold: int = Field(
         0, ge=0, description="store a block only when it was offered so many times (2 or more); 0 = always"
     )
+    admission: Admission = Field(
+        AlwaysAdmission(), description="which blocks are stored at all: always, second_touch or min_length"
+    )
     kv_layout: Literal["auto", "cross_layer", "per_layer_kv", "per_layer"] = Field(
         "auto",
         description="cross_layer = one copy per block (all layers together); per_layer_kv = one per block and layer;"
@@ -63,6 +67,9 @@ class OffloadingConnectorConfig(Component):
             raise Misfit("block_size", "expected block_size or block_size_factor, found both")
         if self.tiers and self.store_threshold:
             raise Misfit("store_threshold", f"expected 0 with tiers (vLLM refuses it), found {self.store_threshold}")
+        if self.admission != AlwaysAdmission() and (self.tiers or self.store_threshold):
+            other = "tiers" if self.tiers else "a store_threshold"
+            raise Misfit("admission", f"expected always with {other}, found {self.admission.kind}")
         if self.store_threshold == 1:
             raise Misfit("store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing")
         return self

@@ -73,5 +73,6 @@ def options_of_policy(policy: str, options: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         UserError: one is unknown, or wrong.
     """
-    found = check(options_model(policy), Document("connector.eviction_policy_options", dict(options)))
+    name = "connector.eviction_policy_options"
+    found = check(options_model(policy), Document(name, dict(options)), lambda _keys: name)
     return {name: getattr(found, name) for name in type(found).model_fields}

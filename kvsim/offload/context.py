@@ -9,6 +9,7 @@ SEEN = 1  # stored, loaded, or found present when offered
 INSERTED = 2  # this request put it there
 REUSED = 4  # it was there already, thanks to somebody else
 MISSED = 8  # this request reported it missing (once)
+COUNTED = 16  # an admission rule has counted its offer
 
 
 class RequestContext:

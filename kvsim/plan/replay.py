@@ -7,15 +7,22 @@ its own. A request longer than the tier is cut: only its head can be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvsim.build_policy import facts_of
+from kvsim.chain import BlockIds
 from kvsim.offload.context import INSERTED, MISSED, REUSED, SEEN, RequestContext
 from kvsim.offload.next_use import NextUses
 from kvsim.offload.policies.base import EvictionPolicy
 from kvsim.offload.policies.view import TurnFacts, View
 from kvsim.offload.slot import Slot, Slots
+from kvsim.trace.pace import at_recorded_pace
+from kvsim.trace.replay import ReplayOptions
+from kvsim.trace.session import Trace
 
+_NO_OPTIONS = ReplayOptions()
 PolicyFactory = Callable[[int, Slots], EvictionPolicy]
 Progress = Callable[[int, int], None]
 
@@ -58,6 +65,30 @@ class CacheHits:
     def hit_rate(self) -> float:
         """Share of all chunks that were there."""
         return self.hits / self.lookups if self.lookups else 0.0
+
+
+def cache_requests(
+    trace: Trace,
+    chunk_tokens: int,
+    options: ReplayOptions = _NO_OPTIONS,
+    tenants: Mapping[str, int] | None = None,
+) -> list[CacheRequest]:
+    """The prompts of a trace, in the order and at the times of its recorded pace.
+
+    Args:
+        trace: what is played.
+        chunk_tokens: tokens of a chunk; the rest of a prompt counts as none.
+        options: how it is played.
+        tenants: number of the tenant of each session, by its name; tenants share no chunks.
+    """
+    ids, found = BlockIds(chunk_tokens), list[CacheRequest]()
+    numbers, count = tenants or {}, max((tenants or {"": 0}).values()) + 1
+    for paced in at_recorded_pace(trace, options):
+        turn, tenant = paced.turn, numbers.get(paced.session.name, 0)
+        known = min(turn.known_prompt_tokens, turn.chain.num_tokens) // chunk_tokens
+        keys = array("q", [key * count + tenant for key in ids.of(turn.chain, 0, known)])
+        found.append(CacheRequest(paced.name, keys, paced.start_ns, paced.end_ns, facts_of(paced, tenant)))
+    return found
 
 
 class ReplayView(View):

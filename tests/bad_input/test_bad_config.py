@@ -18,6 +18,14 @@ SIZE = "expected a size with its unit, such as 64GiB or 64GB"
 TIME = "expected a time with its unit, such as 30ms, 60s or 1.5h"
 
 CASES: dict[str, list[str]] = {
+    "admission_option_out_of_range": [":6: connector.admission.uses: expected at least 2, found 1"],
+    "admission_option_unknown": [":6: unknown key connector.admission.token, did you mean tokens?"],
+    "admission_unknown": [":6: connector.admission", "expected one of always, second_touch, min_length", "second_tuch"],
+    "admission_with_threshold": [":7: connector.admission: expected always with a store_threshold, found second_touch"],
+    "admission_write_behind": [
+        ":6: connector.admission: write_behind: OffloadingConnector offers",
+        "lazy_offload: true",
+    ],
     "alias_bomb": ["aliases unfold to more than 100,000 values"],
     "alias_in_itself": [":1: an alias stands inside the value that it names"],
     "budget_below_model_len": [
