@@ -271,8 +271,7 @@ class _Meaning:
     def _transfer_config(self) -> dict[str, Any]:
         """The connector that takes effect: ``--kv-offloading-size`` puts another in its place."""
         config = self.values.get("--kv-transfer-config") or {}
-        if refusals := list(parser_refusals(config)):
-            self.refusals += refusals
+        if any(parser_refusals(config)):
             return {}
         size = self.values.get("--kv-offloading-size")
         backend = self.values.get("--kv-offloading-backend") or "native"
