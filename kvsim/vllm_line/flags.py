@@ -20,6 +20,7 @@ from kvsim.errors import UserError
 from kvsim.vllm_args import human_int
 from kvsim.vllm_connectors import did_you_mean
 from kvsim.vllm_line.flag_table import CONVERSIONS, EXPECTED, REMOVED, Flag, Refused, flags_of, spellings
+from kvsim.vllm_line.transfer import parser_refusals
 from kvsim.vllm_line.words import shown, unresolved
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -222,6 +223,8 @@ class _Reader:
             return None
         if flag.keys and isinstance(value, dict):
             self._check_keys(flag, spelling, value)
+        if flag.name == "--kv-transfer-config":
+            self.given.refusals += parser_refusals(value)
         return value
 
     def _check_keys(self, flag: Flag, spelling: str, value: dict[str, Any]) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.checked import closest
 from kvsim.errors import UserError
 from kvsim.steptime.capacity import default_limits
 from kvsim.steptime.gpu import load_gpu
 from kvsim.vllm_args import with_offloading_size
-from kvsim.vllm_connectors import did_you_mean
 from kvsim.vllm_line.command_line import CommandLine, Ranks
 from kvsim.vllm_line.effects import NOT_SIMULATED, TAKEN, without_effect
 from kvsim.vllm_line.flag_table import flags_of
 from kvsim.vllm_line.flags import Given, read_flags
 from kvsim.vllm_line.pastes import Paste, read_paste
+from kvsim.vllm_line.ranges import out_of_range
 from kvsim.vllm_line.sections import Sections, make_sections
 from kvsim.vllm_line.speculative import speculative_config
 from kvsim.vllm_line.transfer import (
@@ -33,13 +32,6 @@ DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # of vLLM, where a line names none
 DEFAULT_GPU = "h100-sxm"
 _BATCHED_DP_TOKENS = 256  # vLLM config/scheduler.py: the default budget of batched all-to-all kernels
 _BATCHED_DP = ("deepep_low_latency", "nixl_ep")
-# vLLM 0.33.0 config/cache.py CacheDType; the parser of 0.33.0 takes any text, the engine then does not.
-_KV_DTYPES = (
-    "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4_ds_mla",
-    "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "octave_k3v4", "octave_k3v3",
-    "octave_k3v3_compact", "ultraquant_4bit", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head",
-    "nvfp4", "nvfp4_4over6",
-)  # fmt: skip
 # Read by neither release any more.
 _DEAD_VARIABLES = ("VLLM_USE_V1", "VLLM_ATTENTION_BACKEND", "VLLM_ALL2ALL_BACKEND")
 _OF_VLLM = ("VLLM_", "LMCACHE_", "MOONCAKE_", "DYN_")
@@ -47,10 +39,6 @@ _OF_VLLM = ("VLLM_", "LMCACHE_", "MOONCAKE_", "DYN_")
 _READ = (
     "VLLM_USE_SIMPLE_KV_OFFLOAD", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "VLLM_MOONCAKE_LOAD_RECV_THREADS",
     "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS", "LMCACHE_CONFIG_FILE", "DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_DISK_CACHE_GB",
-)  # fmt: skip
-_AT_LEAST_1 = (
-    "--max-num-batched-tokens", "--max-num-seqs", "--block-size", "--tensor-parallel-size", "--pipeline-parallel-size",
-    "--data-parallel-size", "--prefill-context-parallel-size", "--decode-context-parallel-size", "--nnodes",
 )  # fmt: skip
 
 
@@ -98,7 +86,7 @@ class _Meaning:
     def command_line(self) -> CommandLine:
         """All of it, in the order in which one thing follows from another."""
         self._variables()
-        self._ranges()
+        self.failures += out_of_range(self.values, self.version)
         self._flags_without_a_place()
         ranks = self._ranks()
         model, served = self._model()
@@ -167,29 +155,6 @@ class _Meaning:
         unread = [name for name in unread if not name.startswith("LMCACHE_") or name[8:].lower() not in LMCACHE_KEYS]
         if unread:
             self.notes.append(f"without effect, environment: {', '.join(unread)}")
-
-    def _ranges(self) -> None:
-        """What pydantic refuses when the config is made; argparse has no ranges."""
-        for flag in _AT_LEAST_1:
-            value = self.values.get(flag)
-            if isinstance(value, int) and value < 1:
-                self.failures.append(f"{flag}: expected at least 1, found {value}")
-        part = self.values.get("--gpu-memory-utilization")
-        if part is not None and not 0 < part <= 1:
-            self.failures.append(f"--gpu-memory-utilization: expected more than 0, at most 1, found {part:g}")
-        length = self.values.get("--max-model-len")
-        if length is not None and length < 1 and length != -1:
-            self.failures.append(f"--max-model-len: expected at least 1, or auto, found {length}")
-        threshold = self.values.get("--long-prefill-token-threshold")
-        if threshold is not None and threshold < 0:
-            self.failures.append(f"--long-prefill-token-threshold: expected at least 0, found {threshold}")
-        for flag in ("--kv-offloading-size", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"):
-            size = self.values.get(flag)
-            if size is not None and not 0 < size < 2**63:
-                self.failures.append(f"{flag}: expected more than 0, found {size:g}")
-        dtype = self.values.get("--kv-cache-dtype")
-        if dtype is not None and self.version != "0.23.0" and dtype not in _KV_DTYPES:
-            self.failures.append(f"--kv-cache-dtype: {dtype!r:.40} is none{did_you_mean(closest(dtype, _KV_DTYPES))}")
 
     def _flags_without_a_place(self) -> None:
         """What is ignored is named, by kind; what would change decisions is not simulated."""
@@ -271,8 +236,7 @@ class _Meaning:
     def _transfer_config(self) -> dict[str, Any]:
         """The connector that takes effect: ``--kv-offloading-size`` puts another in its place."""
         config = self.values.get("--kv-transfer-config") or {}
-        if refusals := list(parser_refusals(config)):
-            self.refusals += refusals
+        if any(parser_refusals(config)):
             return {}
         size = self.values.get("--kv-offloading-size")
         backend = self.values.get("--kv-offloading-backend") or "native"

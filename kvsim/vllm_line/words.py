@@ -7,14 +7,13 @@ marked, so that nobody takes it for empty or for 1.
 
 from __future__ import annotations
 
-import ast
 import json
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvsim.errors import UserError
+from kvsim.vllm_line.arithmetic import computed
 
 OPEN, CLOSE = "\ue000", "\ue001"  # around what is not resolved
 _SPLIT = "\ue002"  # where bash splits what a variable without quotes holds
@@ -360,29 +359,9 @@ class _Shell:
         if wanting:
             return "".join(mark(name) for name in wanting)
         try:
-            return str(_computed(ast.parse(text, mode="eval").body, lambda name: int(self._value(name))))
-        except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
+            return str(computed(text, lambda name: int(self._value(name))))
+        except ValueError:
             return mark(f"$(({inside}))")
-
-
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def _computed(node: ast.expr, value: Callable[[str], int]) -> int:
-    """An arithmetic expression of bash: whole numbers, names and + - * / %."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.Name):
-        return value(node.id)
-    if isinstance(node, ast.BinOp):
-        return _OPERATORS[type(node.op)](_computed(node.left, value), _computed(node.right, value))
-    raise ValueError
 
 
 def _short(text: str) -> str:
