@@ -158,7 +158,9 @@ class PlanView(View):
         return list(self._waiting.values())
 
     def next_use(self, request_id: str, position: int) -> int:
-        number = self._uses.number_of[name_of_turn(request_id)]
+        number = self._uses.number_of.get(name_of_turn(request_id))
+        if number is None:
+            return NEVER
         self._begun.add(number)
         found = self._uses.after(number, position)
         while found in self._begun:

@@ -128,6 +128,7 @@ def test_the_next_use_skips_what_has_begun() -> None:
     assert [view.next_use("000000:a#0", position) for position in (0, 19, 20)] == [3, 3, NEVER]
     assert view.next_use("000003:a#1", 0) == NEVER
     assert view.next_use("000000:a#0", 0) == NEVER
+    assert view.next_use("not of the trace", 0) == NEVER
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def check_classes(
     for name, options in _policies(data):
         given = _at(data, options)
         if given:
-            Options(".".join(map(str, options)), document, where).check_against(options_model(name), given)
+            source = Options(".".join(map(str, options)), document, where)
+            source.check_against(options_model(name, given, source.place()), given)
 
 
 def _at(data: Any, keys: Keys) -> Any:

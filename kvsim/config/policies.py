@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kvsim.checked import Component, check
 from kvsim.config.fields import SECOND_NS, Count
+from kvsim.errors import UserError
 from kvsim.units import Duration
 from kvsim.yamlfile import Document
 
@@ -62,11 +63,6 @@ _OPTIONS: dict[str, type[Component]] = {
 }
 
 
-def options_model(policy: str) -> type[Component]:
-    """What the options of a policy of ours are checked against; most have none."""
-    return _OPTIONS.get(policy, Component)
-
-
 def options_of_policy(policy: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a policy of ours, with defaults and in plain numbers (times in ns).
 
@@ -74,5 +70,18 @@ def options_of_policy(policy: str, options: Mapping[str, Any]) -> dict[str, Any]
         UserError: one is unknown, or wrong.
     """
     name = "connector.eviction_policy_options"
-    found = check(options_model(policy), Document(name, dict(options)), lambda _keys: name)
-    return {name: getattr(found, name) for name in type(found).model_fields}
+    model = options_model(policy, options, name)
+    found = check(model, Document(name, dict(options)), lambda _keys: name)
+    return {name: getattr(found, name) for name in model.model_fields}
+
+
+def options_model(policy: str, given: Mapping[str, Any], place: str) -> type[Component]:
+    """What the options of a policy of ours are checked against.
+
+    Raises:
+        UserError: it takes none, and some are given.
+    """
+    model = _OPTIONS.get(policy)
+    if model is None and given:
+        raise UserError(f"{place}: {policy} takes no options, found {', '.join(map(str, given))}")
+    return model or Component

@@ -109,7 +109,7 @@ CASES: dict[str, list[str]] = {
         ":4: connector.kind: expected one of none, offloading, simple_cpu, example, lmcache,",
         "did you mean offloading?",
     ],
-    "policy_option_of_another": [":7: unknown key connector.eviction_policy_options.threshold"],
+    "policy_option_of_another": [":7: connector.eviction_policy_options: lfu takes no options, found threshold"],
     "policy_option_out_of_range": [
         ":7: connector.eviction_policy_options.small_share: expected less than 1, found 10",
     ],

@@ -127,7 +127,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("D slots: fresh first, then last freed", "offload/manager.py",
      "slot = Slot(self._free_ids.pop())", "slot = Slot(self._free_ids.pop(0))"),
     ("D all offered keys are protected", "offload/manager.py",
-     "return self._evict(missing, {keys[position] for position in offered})", "return self._evict(missing, set())"),
+     "return self._evict(missing, self.policy.protected_by(context, offered))", "return self._evict(missing, set())"),
     ("D refused without asking when too few are evictable", "offload/manager.py",
      "        if missing > self._num_evictable:  #", "        if False:  #"),
     ("D offers count for the threshold (0.33)", "offload/manager.py",

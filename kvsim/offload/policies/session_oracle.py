@@ -51,7 +51,9 @@ class SessionOraclePolicy(LeafPolicy):
     def on_request_finished(self, context: RequestContext) -> None:
         stream = self._living.pop(context.request_id, None)
         if stream is not None:
-            self._next_ns[stream] = _later(self.view.now_ns(), self._pauses_ns.pop(stream, NEVER))
+            facts = self.view.turn(context.request_id)
+            self._pauses_ns.pop(stream, None)
+            self._next_ns[stream] = _later(self.view.now_ns(), NEVER if facts is None else facts.pause_ns)
         super().on_request_finished(context)
 
     def _joined(self, streams: Streams, another: str) -> Streams:
