@@ -145,7 +145,7 @@ def _show(planned: Planned, advice: Advice, line: str, folder: Path) -> None:
     if advice.meets_slo:
         console.print(f"config {folder / 'recommended.yaml'}", highlight=False, soft_wrap=True)
     console.print(
-        f"points {folder / 'results.csv'}, plot {folder / 'pareto.png'}, all of it {folder / 'plan.json'}",
+        f"report {folder / 'report.html'} (points results.csv, plot pareto.png, all of it plan.json)",
         highlight=False,
         soft_wrap=True,
     )

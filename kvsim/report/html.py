@@ -124,7 +124,14 @@ def write_comparison(runs: Sequence[Run], path: Path) -> None:
 
 
 def write_points(
-    points: Sequence[Point], path: Path, title: str, *, bound: Bound = (), lead: str = ""
+    points: Sequence[Point],
+    path: Path,
+    title: str,
+    *,
+    bound: Bound = (),
+    lead: str = "",
+    best: Point | None = None,
+    first: Section | None = None,
 ) -> tuple[Drawn, ...]:
     """Write a page about many choices: runs, points of sweeps, or both.
 
@@ -134,6 +141,8 @@ def write_points(
         title: Of the page.
         bound: Hit rate of the optimum by cache size, if that is known.
         lead: What to say first; "" = what the best choice gives.
+        best: The choice to recommend, if that is known; else see `kvsim.report.points.best_of`.
+        first: A part that comes before the others.
 
     Returns:
         The plots of the page.
@@ -141,7 +150,7 @@ def write_points(
     Raises:
         UserError: Nothing was simulated, or the file cannot be written.
     """
-    baseline, best = baseline_of(points), best_of(points)
+    baseline, best = baseline_of(points), best or best_of(points)
     if baseline is None:
         raise UserError(f"{path}: none of {len(points)} points was simulated to its end, so there is nothing to report")
     best = best or baseline
@@ -149,7 +158,8 @@ def write_points(
     names = labels(runs)
     service, curves = service_of_points(points, best), _curves(runs)
     found = [*of_points(points, best, bound), *_of_two(baseline, best), *([curves] if curves is not None else [])]
-    sections = sorted(found, key=lambda section: _ORDER.index(section.key))
+    found = sorted(found, key=lambda section: _ORDER.index(section.key))
+    sections = found if first is None else [first, *found]
     assumed, notes = _owned_notes(points)
     infos = [(each.name, (each.summary or {}).get("info")) for each in _two(baseline, best)]
     _write(

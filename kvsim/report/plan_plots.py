@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from kvsim.report.format import number
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
 
-USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "point"
+USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "name"
 _LABEL_PX = (150.0, 16.0)
 """Names nearer to each other than this, across and down, would cover one another."""
 
@@ -32,6 +32,23 @@ class Against:
     title: str
     limit: float
     more_is_better: bool = False
+
+
+def against(key: str, limit: float) -> Against:
+    """A limit of an SLO, such as ``ttft_p90`` in ns or ``goodput``, as it is drawn."""
+    if key == "goodput":
+        return Against("slo.goodput", "Goodput (share of requests)", limit, more_is_better=True)
+    unit, scale = ("ms", 1e-6) if limit < 1e9 else ("s", 1e-9)
+    name, _, end = key.partition("_")
+    return Against(f"slo.{key}_{unit}", f"{name.upper()} {end.upper()} ({unit})", limit * scale)
+
+
+def with_plot_column(table: pd.DataFrame, drawn: Against) -> pd.DataFrame:
+    """The table of a plan's points with the limit's figure in the unit of the plot."""
+    if drawn.column in table.columns:
+        return table
+    key, _, unit = drawn.column.rpartition("_")
+    return table.assign(**{drawn.column: table[key] / (1e6 if unit == "ms" else 1e9)})
 
 
 @styled
