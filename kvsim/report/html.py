@@ -158,16 +158,16 @@ def write_points(
     names = labels(runs)
     service, curves = service_of_points(points, best), _curves(runs)
     found = [*of_points(points, best, bound), *_of_two(baseline, best), *([curves] if curves is not None else [])]
-    found = sorted(found, key=lambda section: _ORDER.index(section.key))
-    sections = found if first is None else [first, *found]
+    sections = sorted(found, key=lambda section: _ORDER.index(section.key))
     assumed, notes = _owned_notes(points)
     infos = [(each.name, (each.summary or {}).get("info")) for each in _two(baseline, best)]
     _write(
         path,
         _template("comparison.html.j2").render(
-            **_script(service, *sections),
+            **_script(first, service, *sections),
             title=title,
             lead=_unbroken(lead or describe_points(points, baseline, best)),
+            first=_part(first),
             names=names,
             mismatches=[*mismatches(runs), *_other_traces(points, baseline)],
             warnings=_warnings(points, baseline, best),
@@ -183,7 +183,7 @@ def write_points(
             versions=(baseline.summary or {}).get("versions"),
         ),
     )
-    return tuple(drawn for each in sections for drawn in each.plots)
+    return tuple(drawn for each in (*([first] if first is not None else []), *sections) for drawn in each.plots)
 
 
 _ORDER = ("capacity", "plots", "pareto", "timeline", "policies", "sessions")

@@ -39,7 +39,7 @@ def plan_section(answer: Mapping[str, Any], plot: Figure) -> Section:
         tuple(headings),
         tuple(rows),
         " ".join(answer["reasons"]),
-        " ".join([f"{answer['cost_formula']}.", *(f"{line.capitalize()}." for line in answer["prices"])]),
+        " ".join([f"{answer['cost_formula']}.", *(f"{line[:1].upper()}{line[1:]}." for line in answer["prices"])]),
     )
     text = "Joined: no other point is as cheap and as good. The SLO's limit is dashed."
     return Section("plan", "The answer, and what is next to it", (table,), (Drawn("plan_pareto", plot, text),))
