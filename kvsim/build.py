@@ -6,6 +6,7 @@ from typing import TextIO
 
 from kvsim.build_cluster import Cluster
 from kvsim.build_faults import clients_of
+from kvsim.build_policy import replay_options, tenants_of
 from kvsim.build_server import Server
 from kvsim.clock import Clock
 from kvsim.cluster_plan import ClusterPlan
@@ -18,7 +19,7 @@ from kvsim.reception import Reception
 from kvsim.resolve import Plan, Progress
 from kvsim.results.records import RunRecord, Series
 from kvsim.results.timeline import Timeline
-from kvsim.trace.replay import ReplayOptions, Submit, play, shortest_ns
+from kvsim.trace.replay import Submit, play, shortest_ns
 
 NS = 10**9
 LONGEST_NS = 2**63 - 1  # what a results table can hold
@@ -37,13 +38,7 @@ class Simulation:
         self, plan: Plan | ClusterPlan, progress: Progress | None = None, kv_events: TextIO | None = None
     ) -> None:
         self.plan, self.clock = plan, Clock()
-        wanted = plan.config.trace
-        self._options = ReplayOptions(
-            session_interval_ns=wanted.session_interval,
-            max_think_ns=wanted.max_think_time,
-            max_concurrent_sessions=wanted.max_concurrent_sessions,
-            time_scale=wanted.time_scale,
-        )
+        self._options = replay_options(plan.config)
         at_least_ns = shortest_ns(plan.trace, self._options)
         self.record = RunRecord(
             series=Series(plan.config.output.series_points, at_least_ns),
@@ -52,8 +47,7 @@ class Simulation:
             timeline=_timeline(plan),
         )
         self._progress, self._total, self._done = progress, plan.trace.num_requests, 0
-        tenants, sessions = wanted.tenants, plan.trace.sessions
-        tenant_of = {session.name: at % len(tenants) for at, session in enumerate(sessions)} if tenants else {}
+        tenants, tenant_of = plan.config.trace.tenants, tenants_of(plan.config, plan.trace)
         reception = Reception(self.clock, self.record.requests, self._request_ended, tenants, tenant_of)
         clients = clients_of(self.clock, plan.config.faults, plan.config.seed)
         self.cluster: Cluster | None = None

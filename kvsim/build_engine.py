@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from kvsim.async_engine import AsyncEngine
 from kvsim.books import Books, Offload
 from kvsim.build_fast import run_kv_cache_manager, run_offloading_connector
 from kvsim.build_faults import Faults
+from kvsim.build_policy import PlanView, admitting, policy_factory
 from kvsim.build_remote import Remote
 from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, has_tiers, num_tiers
@@ -46,9 +47,10 @@ from kvsim.load_failures import LoadFailurePolicy
 from kvsim.lockstep import Lockstep
 from kvsim.network_plan import REMOTE
 from kvsim.offload.ledger import Ledger
-from kvsim.offload.manager import OffloadingManager, PolicyFactory
+from kvsim.offload.manager import OffloadingManager
 from kvsim.offload.tiering import TieringManager
-from kvsim.registry import CONNECTORS, POLICIES
+from kvsim.registry import CONNECTORS
+from kvsim.request import Request
 from kvsim.resolve import Plan
 from kvsim.schedule_recorder import ScheduleRecorder
 from kvsim.schedule_tiers import TierFiles, TierRecorder
@@ -99,6 +101,7 @@ class EngineBuilder:
         self._lmcache_mp = LMCacheMP(plan, clock)
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
+        self._view: PlanView | None = None  # of the eviction policy of the engine built last
         self._parts = [  # of a MultiConnector
             EngineBuilder(
                 clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, remote, store, hold_up
@@ -121,6 +124,8 @@ class EngineBuilder:
         gates, compiler = plan.gates.build(self._clock, plan.release)
         launches = LaunchQueue() if config.engine.async_scheduling else None
         scheduler = self._scheduler(kv, connector, gates)
+        for part in (*self._parts, self):
+            part.show_queue(scheduler.waiting)
         worker, link = self._worker(connector, site, launches, kv, scheduler)
         tiers = self._tiers if self._store is None else [*self._tiers, self._store.tier]
         offload = Offload(connector, link, tiers) if connector is not None and link is not None else None
@@ -167,6 +172,11 @@ class EngineBuilder:
         """Build one connector of several for an engine with this compute stream."""
         self._links.clear()
         self._compute = compute
+
+    def show_queue(self, queue: Iterable[Request]) -> None:
+        """Let the eviction policy of the connector built last look at the requests that wait."""
+        if self._view is not None:
+            self._view.queue = queue
 
     def part_connector(self, kv: AnyKVCacheManager, site: Site) -> KVConnector:
         """The scheduler side of one connector of several."""
@@ -322,12 +332,6 @@ class EngineBuilder:
         connector.enable_kv_events()
         return KVEventPublisher([log.take, connector.take_events], listeners)
 
-    def _policy(self, config: OffloadingConnectorConfig) -> PolicyFactory:
-        policies, name = self._plan.release.policies, config.eviction_policy
-        if name in policies:
-            return policies[name]
-        return POLICIES.factory(name, config.eviction_policy_options, self._plan.config.python_path)
-
     def _connector(self, kv: AnyKVCacheManager, site: Site) -> KVConnector | None:
         plan, config, release = self._plan, self._plan.config.connector, self._plan.release
         if isinstance(config, CustomConnector):
@@ -341,9 +345,11 @@ class EngineBuilder:
             in_runs: Any = kv
             return run_offloading_connector(plan, config, in_runs, self._faulty_tiers, self._faults)
         if isinstance(config, OffloadingConnectorConfig):
-            primary = release.manager(plan.sizes.num_cpu_chunks, self._policy(config), config.store_threshold)
+            self._view = PlanView(self._clock, plan, config.block_size_factor)
+            policy = policy_factory(plan, config, self._view)
+            primary = release.manager(plan.sizes.num_cpu_chunks, policy, config.store_threshold)
             tiers = self._faulty_tiers
-            ledger: Ledger = primary
+            ledger: Ledger = admitting(plan, config, primary)
             if tiers:
                 ledger = self._tiering = release.tiering_manager(primary, tiers)
             ledger = self._faults.ledger(ledger, primary)

@@ -10,6 +10,7 @@ import simpy
 
 from kvsim.build_engine import EngineBuilder
 from kvsim.build_faults import Faults
+from kvsim.build_policy import admission_notes
 from kvsim.build_remote import Remote
 from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, build_tiers
@@ -87,7 +88,7 @@ class Server:
         record.tiers = [tier.totals for tier in self.tiers] + ([] if store is None else [store.tier.totals])
         config = plan.config
         self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
-        record.notes += self.faults.notes()
+        record.notes += [*self.faults.notes(), *admission_notes(plan)]
         self._builder = EngineBuilder(
             clock, plan, self.host_memory, self.tiers, self.faults, kv_events, remote, store, self._hold_up
         )

@@ -71,6 +71,7 @@ def _of_connector(config: RunConfig) -> list[str]:
     obstacles = {
         f"connector.eviction_policy {connector.eviction_policy}": connector.eviction_policy not in MODELLED_POLICIES,
         "connector.store_threshold": connector.store_threshold >= 2,
+        f"connector.admission {connector.admission.kind}": connector.admission.kind != "always",
         "connector.tiers of your own": any(not isinstance(tier, modelled) for tier in connector.tiers),
         "engine.enable_prefix_caching false": not config.engine.enable_prefix_caching,
     }

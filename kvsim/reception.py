@@ -8,7 +8,12 @@ import simpy
 
 from kvsim.clock import Clock
 from kvsim.results.records import RequestRecord
-from kvsim.trace.session import Session, Turn
+from kvsim.trace.session import Session, Turn, turn_name
+
+
+def name_of_turn(request_id: str) -> str:
+    """The turn (see `turn_name`) that a request of this id is."""
+    return request_id.partition(":")[2]
 
 
 class Reception:
@@ -47,7 +52,7 @@ class Reception:
         """A turn arrives now, to be served by this rank of this instance."""
         number = len(self.records)
         entry = RequestRecord(
-            request_id=f"{number:06d}:{session.name}{'/' + stream if stream else ''}#{index}",
+            request_id=f"{number:06d}:{turn_name(session.name, stream, index)}",
             session=session.name,
             stream=stream,
             turn=index,

@@ -292,6 +292,47 @@ POLICIES.register("lru", "kvsim.offload.policies.lru:LruPolicy", "least recently
 POLICIES.register(
     "arc", "kvsim.offload.policies.arc:ArcPolicy", "adaptive replacement: what was seen once against what was reused"
 )
+POLICIES.register("fifo", "kvsim.offload.policies.fifo:FifoPolicy", "first in, first out")
+POLICIES.register("sieve", "kvsim.offload.policies.sieve:SievePolicy", "SIEVE: a hand that spares what was reused once")
+POLICIES.register(
+    "s3fifo", "kvsim.offload.policies.s3fifo:S3FifoPolicy", "S3-FIFO: a small queue on probation, a main one, ghosts"
+)
+POLICIES.register("lfu", "kvsim.offload.policies.lfu:LfuPolicy", "least frequently used, of those the least recently")
+POLICIES.register("slru", "kvsim.offload.policies.slru:SlruPolicy", "segmented LRU: what was never reused goes first")
+POLICIES.register(
+    "arc_textbook",
+    "kvsim.offload.policies.arc_textbook:ArcTextbookPolicy",
+    "ARC as published: ghosts come back as reused",
+)
+POLICIES.register(
+    "gdsf", "kvsim.offload.policies.gdsf:GdsfPolicy", "uses x time to compute it again, with a clock that ages"
+)
+POLICIES.register(
+    "cost_idle", "kvsim.offload.policies.cost_idle:CostIdlePolicy", "time to compute it again / time since the last use"
+)
+POLICIES.register(
+    "workload_aware",
+    "kvsim.offload.policies.workload_aware:WorkloadAwarePolicy",
+    "probability of another use, learnt per tenant and kind of stream",
+)
+POLICIES.register(
+    "ttl_fixed", "kvsim.offload.policies.ttl_fixed:TtlFixedPolicy", "LRU; what a stream goes on from is pinned for ttl"
+)
+POLICIES.register(
+    "continuum", "kvsim.offload.policies.continuum:ContinuumPolicy", "as ttl_fixed, for the time that pays most"
+)
+POLICIES.register(
+    "queue_lru", "kvsim.offload.policies.queue_lru:QueueLruPolicy", "LRU; spares what the next waiting requests hit"
+)
+POLICIES.register(
+    "session_oracle",
+    "kvsim.offload.policies.session_oracle:SessionOraclePolicy",
+    "whose stream comes back last; knows all pauses",
+)
+POLICIES.register("opt", "kvsim.offload.policies.opt:OptPolicy", "Belady: furthest next use first; knows the trace")
+POLICIES.register(
+    "opt_bypass", "kvsim.offload.policies.opt_bypass:OptBypassPolicy", "opt, and does not store what it would evict"
+)
 
 STEP_TIMES = Registry(
     "step-time model",

@@ -53,6 +53,7 @@ class Release:
     speculative_scheduler: type[SpeculativeScheduler] | None  # likewise
     async_speculative_scheduler: type[AsyncSpeculativeScheduler] | None
     policies: dict[str, type[EvictionPolicy]]
+    tells_uses_per_request: bool  # policies hear of each use once per request, not at every lookup of a waiting one
     manager: type[OffloadingManager]
     tiering_manager: type[TieringManager]
     partial_promotions: bool  # a tier tells which keys of a failed load have arrived (tiering/base.py)
@@ -91,6 +92,7 @@ RELEASES = {
         speculative_scheduler=SpeculativeScheduler,
         async_speculative_scheduler=AsyncSpeculativeScheduler,
         policies={"lru": LruPolicy, "arc": ArcPolicy},
+        tells_uses_per_request=True,
         manager=OffloadingManager,
         tiering_manager=TieringManager,
         partial_promotions=True,
@@ -127,6 +129,7 @@ RELEASES = {
         speculative_scheduler=None,
         async_speculative_scheduler=None,
         policies={"lru": LruPolicy023, "arc": ArcPolicy023},
+        tells_uses_per_request=False,
         manager=OffloadingManager023,
         tiering_manager=TieringManager023,
         partial_promotions=False,

@@ -27,6 +27,7 @@ from kvsim.limit_plan import limits_of
 from kvsim.limits import SchedulerLimits
 from kvsim.network_plan import check_remote, notes_of_remote
 from kvsim.overlap_plan import check_async_scheduling, drafting_notes, speculation
+from kvsim.policy_plan import check_policy, policy_notes
 from kvsim.profile import LinkProfile, default_link, load_link
 from kvsim.rank_plan import check_ranks, expert_ranks, notes_of_ranks
 from kvsim.registry import STEP_TIMES
@@ -195,6 +196,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part
     trace, gates = plan_gates(config, limits, trace)
     sizes, capacity_notes = _sizes(config, model, gpu, limits, ep)
     release = RELEASES[config.engine.vllm_version]
+    check_policy(config.connector, release, config.engine.vllm_version)
     pieces = block_pieces(config, model, release, sizes.groups)
     host = plan_host(config, release, sizes, pieces.number)
     copies = plan_copies(config, link, pieces, block_bytes=sizes.block_bytes, pinned=host.pinned, remote=host.remote)
@@ -234,6 +236,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part
             *drafting_notes(config),
             *copies.notes,
             *(ASSUMED + line for line in assumed_of_tiers(config.connector, storages)),
+            *policy_notes(config.connector),
             *notes_of(config, link),
             *store_notes(config, store),
             *notes_of_remote(config),

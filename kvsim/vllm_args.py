@@ -168,7 +168,7 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
         found = "is missing" if role is None else f"{role!r}"
         raise UserError(f"kv_role {found}: vLLM does not start so, expected one of {', '.join(ROLES)}")
     connectors = translations()
-    if name not in connectors:
+    if not isinstance(name, str) or name not in connectors:
         known = "is not simulated" if name in KNOWN_CONNECTORS else "is unknown"
         guess = closest(str(name), connectors)
         raise UserError(f"kv_connector {name} {known}, expected one of {_supported()}{did_you_mean(guess)}")

@@ -63,7 +63,12 @@ class Extra:
     def gib(self, key: str) -> int | None:
         """LMCache's sizes: a number of GiB, in bytes here."""
         value = self.take(key)
-        return None if value is None else int(self.number(key, value) * GIB)
+        if value is None:
+            return None
+        size = self.number(key, value) * GIB
+        if size >= 2**63:
+            raise self.error(key, "a number of GiB, less than 2**33", value)
+        return int(size)
 
     def number(self, key: str, value: Any) -> float:
         """More than 0."""
@@ -277,7 +282,8 @@ def _mooncake(extra: Extra) -> None:
     if workers is not None:
         section["num_workers"] = workers
     extra.refuse("mooncake_protocol", "is not simulated, expected rdma", unless=("rdma",))
-    extra.ignore("device_name", "bootstrap_server_address")
+    # The last one is NixlConnector's, and stands in vLLM's own recipes of this one.
+    extra.ignore("device_name", "bootstrap_server_address", "enforce_handshake_compat")
     extra.out.notes.append("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT of the environment is not read: abort_request_timeout")
     extra.end()
 
@@ -333,7 +339,7 @@ def _multi(extra: Extra) -> None:
         name, role, inner = child.get("kv_connector"), child.get("kv_role"), child.get("kv_connector_extra_config", {})
         if role not in ROLES:
             raise UserError(f"{place}.kv_role: expected one of {', '.join(ROLES)}, found {show(role)}")
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             guess = did_you_mean(closest(str(name), known))
             raise UserError(f"{place}.kv_connector: expected one of {', '.join(known)}, found {show(name)}{guess}")
         if not isinstance(inner, Mapping):

@@ -84,7 +84,7 @@ def test_a_name_is_given_once() -> None:
 
 
 def test_the_registry_names_what_configs_and_releases_know() -> None:
-    """Every registered connector and step-time model is a kind of a config; every release has all policies."""
+    """Every registered connector and step-time model is a kind of a config; every release has policies of its own."""
 
     def built_in(section: str) -> set[str]:
         classes = components(RunConfig.model_fields[section].annotation)
@@ -94,13 +94,13 @@ def test_the_registry_names_what_configs_and_releases_know() -> None:
     assert set(STEP_TIMES.names()) == built_in("step_time")
     assert TIERS.names() == [kind for found in components(Tiers) for kind in kinds(found)]
     assert ROUTERS.names() == [kind for found in components(RouterConfig) for kind in kinds(found)]
-    assert all(set(POLICIES.names()) == set(release.policies) for release in RELEASES.values())
+    assert all(set(release.policies) == {"lru", "arc"} <= set(POLICIES.names()) for release in RELEASES.values())
 
 
 def test_registered_classes_can_be_imported() -> None:
     """Every path in the registry leads to a class, and the newest release uses the same policies."""
     newest = RELEASES["0.33.0"]
-    assert {name: POLICIES.find(name) for name in POLICIES.names()} == newest.policies
+    assert {name: POLICIES.find(name) for name in POLICIES.names()}.items() >= newest.policies.items()
     assert CONNECTORS.find("offloading") is newest.offloading_connector
     assert CONNECTORS.find("simple_cpu") is newest.simple_cpu_connector
     assert [STEP_TIMES.find(name).__name__ for name in STEP_TIMES.names()] == ["Roofline", "FixedStep"]
@@ -115,7 +115,9 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
 
 def test_an_unknown_name_is_told_with_the_closest() -> None:
     """The registry names what there is."""
-    with pytest.raises(UserError, match="unknown policy 'lur', expected one of lru, arc or module:Class, did you mean"):
+    with pytest.raises(
+        UserError, match=r"unknown policy 'lur', expected one of lru, arc, .* or module:Class, did you mean lru"
+    ):
         POLICIES.find("lur")
 
 

@@ -1,77 +1,50 @@
 # ruff: noqa: INP001 - a script, run by path
-"""Seven routers before eight replicas, without and with CPU offloading: one table, one plot.
+"""Seven routers before eight replicas, with and without CPU memory or a shared store: one table, one plot.
 
-Run `python experiments/routers/run.py` (a minute on two cores); `--kv-events` adds the routers that hear KV events,
-which only the reference engine publishes (ten minutes more). The traces are third-party data in `$KVSIM_SHARED/traces`.
+    kvsim sweep experiments/routers/sweep.yaml -o runs/routers
+    python experiments/routers/run.py runs/routers
+
+A second folder, of the sweep kv_events.yaml, adds the routers that hear KV events.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
-from typing import Any
 
-import joblib
 import matplotlib.ticker
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import kvsim
 from kvsim.report.style import PALETTE, as_png, figure, styled
 
 HERE = Path(__file__).resolve().parent
-SHARED = Path(os.environ.get("KVSIM_SHARED", HERE.parents[2] / "shared"))
-TRACES = SHARED / "traces" / "kv-cache-tester"
 
-ROUTERS = {
-    "round_robin": "{kind: round_robin}",
-    "random": "{kind: random}",
-    "least_requests": "{kind: least_requests}",
-    "least_tokens": "{kind: least_tokens}",
-    "session_affinity": "{kind: session_affinity}",
-    "prefix_aware": "{kind: prefix_aware}",
-    "cost_based": "{kind: cost_based}",
+COLUMNS = {  # name here: (key of results.parquet, factor, digits)
+    "token hit rate": ("hit_rate.total", 1, 3),
+    "of it GPU": ("hit_rate.local", 1, 3),
+    "TTFT P50 s": ("latency.ttft_ms.p50", 1e-3, 2),
+    "TTFT P90 s": ("latency.ttft_ms.p90", 1e-3, 2),
+    "TTFT P99 s": ("latency.ttft_ms.p99", 1e-3, 2),
+    "E2E P90 s": ("latency.e2e_s.p90", 1, 2),
+    "session P50 min": ("sessions.time_s.p50", 1 / 60, 2),
+    "output tokens/s": ("throughput.output_tokens_per_s", 1, 1),
+    "busiest / mean": ("cluster.busiest", 1, 2),
 }
-WITH_KV_EVENTS = {
-    "prefix_aware, KV events": "{kind: prefix_aware, index: kv_events}",
-    "cost_based, KV events": "{kind: cost_based, index: kv_events}",
-}
-# A shared store of all replicas will be the third: its connector goes here.
-STORES = {
-    "GPU only": "{kind: none}",
-    "CPU 512 GB": "{kind: offloading, cpu_bytes_to_use: 512GB}",
-}
-COLUMNS = {
-    "token hit rate": ("hit_rate", "total"),
-    "of it GPU": ("hit_rate", "local"),
-    "TTFT P50 s": ("latency", "ttft_ms", "p50"),
-    "TTFT P90 s": ("latency", "ttft_ms", "p90"),
-    "TTFT P99 s": ("latency", "ttft_ms", "p99"),
-    "E2E P90 s": ("latency", "e2e_s", "p90"),
-    "session P50 min": ("sessions", "time_s", "p50"),
-    "output tokens/s": ("throughput", "output_tokens_per_s"),
-    "busiest / mean": ("cluster", "busiest"),
-}
-SCALES = {"TTFT P50 s": 1e-3, "TTFT P90 s": 1e-3, "TTFT P99 s": 1e-3, "session P50 min": 1 / 60}
-DIGITS = {"token hit rate": 3, "of it GPU": 3, "output tokens/s": 1}
 
 
-def row_of(store: str, router: str) -> dict[str, Any]:
-    """One run, as a row of the table."""
-    choices = {**ROUTERS, **WITH_KV_EVENTS}
-    overrides = [f"trace.path={TRACES}", f"connector={STORES[store]}", f"cluster.router={choices[router]}"]
-    result = kvsim.run(HERE / "cluster.yaml", overrides=overrides)
-    found = result.summary
-    row: dict[str, Any] = {"store": store, "router": router}
-    for name, path in COLUMNS.items():
-        value: Any = found
-        for key in path:
-            value = value[key]
-        row[name] = round(value * SCALES.get(name, 1), DIGITS.get(name, 2))
-    return row | {"requests": found["requests"]["finished"], "digest": result.digest[:12]}
+def table_of(folders: list[Path]) -> pd.DataFrame:
+    """The points of all sweeps, stores in the order of their first, routers likewise."""
+    points = pd.concat([pd.read_parquet(folder / "results.parquet") for folder in folders], ignore_index=True)
+    points = points[points["status"] == "ok"]
+    table = pd.DataFrame({"store": points["store"], "router": points["cluster.router"]})
+    for name, (key, factor, digits) in COLUMNS.items():
+        table[name] = (points[key] * factor).round(digits)
+    table["requests"] = points["requests.finished"]
+    table["digest"] = points["digest"].str[:12]
+    order = {name: place for place, name in enumerate(dict.fromkeys(table["store"]))}
+    return table.sort_values("store", key=lambda stores: stores.map(order), kind="stable", ignore_index=True)
 
 
 @styled
@@ -92,7 +65,7 @@ def plot(table: pd.DataFrame) -> Figure:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
         axes.margins(y=0.2)
-    hits.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(STORES), frameon=False)
+    hits.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=table["store"].nunique(), frameon=False)
     routers = list(dict.fromkeys(table["router"]))
     tail.set_xticks(range(len(routers)), [name.replace("_", "\n").replace(", ", "\n") for name in routers], fontsize=9)
     return drawn
@@ -111,28 +84,17 @@ def _bars(axes: Axes, table: pd.DataFrame, column: str) -> None:
 
 
 def main() -> None:
-    """Run all, write `routers.csv`, `routers.md` and `routers.png` beside this file."""
+    """Write `routers.csv`, `routers.md` and `routers.png`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kv-events", action="store_true", help="with the routers that hear KV events, too")
-    parser.add_argument("--redraw", action="store_true", help="draw the plot of an earlier run again")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
-    parser.add_argument("-o", "--output", type=Path, default=HERE, help="folder (default: this one)")
+    parser.add_argument("sweeps", type=Path, nargs="+", help="folders of sweeps")
+    parser.add_argument("-o", "--output", type=Path, default=HERE, help="folder (default: that of this file)")
     options = parser.parse_args()
-    if not options.redraw:
-        play([*ROUTERS, *(WITH_KV_EVENTS if options.kv_events else ())], options.jobs, options.output)
-    table = pd.read_csv(options.output / "routers.csv")
+    table = table_of(options.sweeps)
+    options.output.mkdir(parents=True, exist_ok=True)
+    table.to_csv(options.output / "routers.csv", index=False, lineterminator="\n")
     (options.output / "routers.md").write_text(_markdown(table), encoding="utf-8")
     (options.output / "routers.png").write_bytes(as_png(plot(table)))
     print(_markdown(table))  # noqa: T201 - a script
-
-
-def play(routers: list[str], jobs: int, folder: Path) -> None:
-    """Run all and write the table."""
-    if not TRACES.is_dir():
-        sys.exit(f"third-party data absent: {TRACES} (set KVSIM_SHARED to the folder that holds traces/)")
-    work = [joblib.delayed(row_of)(store, router) for store in STORES for router in routers]
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(joblib.Parallel(n_jobs=jobs)(work)).to_csv(folder / "routers.csv", index=False, lineterminator="\n")
 
 
 def _markdown(table: pd.DataFrame) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from kvsim.checked import Component, Misfit
+from kvsim.config.admission import Admission, AlwaysAdmission
 from kvsim.config.custom import BY_KIND, CUSTOM, ClassOptions, CustomConnector, name_or_class
 from kvsim.config.fields import GIB, ON_LOAD_FAILURE, Count, KVLoadFailurePolicy, as_tuple
 from kvsim.config.lmcache_mp import LMCacheMPConnectorConfig
@@ -19,6 +20,7 @@ from kvsim.config.remote import (
 from kvsim.config.store import MooncakeStoreConnectorConfig
 from kvsim.config.synchronous import ExampleConnectorConfig, LMCacheConnectorConfig
 from kvsim.config.tiers import Tiers
+from kvsim.registry import POLICIES
 from kvsim.units import Size
 
 
@@ -35,10 +37,10 @@ class OffloadingConnectorConfig(Component):
     cpu_bytes_to_use: Annotated[Size, Field(gt=0)] = Field(
         description="CPU memory for KV, in total over all ranks of the engine, such as 64GiB"
     )
-    eviction_policy: Annotated[str, name_or_class("lru", "arc")] = Field(
+    eviction_policy: Annotated[str, name_or_class(*POLICIES.names())] = Field(
         "lru", description="which blocks leave CPU memory first: a name, or module_path:Class of your own"
     )
-    eviction_policy_options: ClassOptions = Field(description="what a policy of your own gets")
+    eviction_policy_options: ClassOptions = Field(description="what the policy gets, see kvsim list policies")
     block_size_factor: Count = Field(1, description="GPU blocks in one offloaded block (vLLM: blocks_per_chunk)")
     block_size: Count | None = Field(
         None, description="the same in tokens, as in vLLM's connector config; null = by block_size_factor"
@@ -46,6 +48,9 @@ class OffloadingConnectorConfig(Component):
     offload_prompt_only: bool = Field(True, description="keep generated tokens out of CPU memory")
     store_threshold: int = Field(
         0, ge=0, description="store a block only when it was offered so many times (2 or more); 0 = always"
+    )
+    admission: Admission = Field(
+        AlwaysAdmission(), description="which blocks are stored at all: always, second_touch or min_length"
     )
     kv_layout: Literal["auto", "cross_layer", "per_layer_kv", "per_layer"] = Field(
         "auto",
@@ -62,6 +67,9 @@ class OffloadingConnectorConfig(Component):
             raise Misfit("block_size", "expected block_size or block_size_factor, found both")
         if self.tiers and self.store_threshold:
             raise Misfit("store_threshold", f"expected 0 with tiers (vLLM refuses it), found {self.store_threshold}")
+        if self.admission != AlwaysAdmission() and (self.tiers or self.store_threshold):
+            other = "tiers" if self.tiers else "a store_threshold"
+            raise Misfit("admission", f"expected always with {other}, found {self.admission.kind}")
         if self.store_threshold == 1:
             raise Misfit("store_threshold", "expected 0 (store always) or 2 and more, found 1, which filters nothing")
         return self

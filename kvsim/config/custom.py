@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field
 
 from kvsim.checked import Component, closest
 from kvsim.config.fields import Name
+from kvsim.config.policies import options_model
 from kvsim.errors import UserError
 from kvsim.registry import CONNECTORS, POLICIES, ROUTERS, STEP_TIMES, TIERS, Options, Registry, is_class_path
 from kvsim.yamlfile import Document, Keys
@@ -82,16 +83,30 @@ _ROUTERS: tuple[Place, ...] = tuple(
 
 def class_paths(data: Mapping[str, Any]) -> list[Place]:
     """The places of a document at which a class of the user's stands."""
-    groups = _at(data, ("cluster", "instances"))
-    servers: list[Keys] = [(), *(("cluster", "instances", i) for i in range(_length(groups)))]
     places = list(_ROUTERS)
-    for server in servers:
+    for server in _servers(data):
         tiers: list[Keys] = [
             ("connector", "tiers", i) for i in range(_length(_at(data, (*server, "connector", "tiers"))))
         ]
         own = [*_OF_SERVER, *(((*tier, "kind"), (*tier, "options"), TIERS) for tier in tiers)]
         places += [((*server, *path), (*server, *options), registry) for path, options, registry in own]
     return [place for place in places if is_class_path(_at(data, place[0]))]
+
+
+def _servers(data: Mapping[str, Any]) -> list[Keys]:
+    """Where the sections of a server stand: at the top, and in each group of a cluster."""
+    groups = _at(data, ("cluster", "instances"))
+    return [(), *(("cluster", "instances", i) for i in range(_length(groups)))]
+
+
+def _policies(data: Mapping[str, Any]) -> list[tuple[str, Keys]]:
+    """Eviction policies that are named, and where their options stand."""
+    connectors: list[Keys] = [(*server, "connector") for server in _servers(data)]
+    connectors += [
+        (*place, "connectors", i) for place in connectors for i in range(_length(_at(data, (*place, "connectors"))))
+    ]
+    named = [(_at(data, (*place, "eviction_policy")) or "lru", place) for place in connectors]
+    return [(name, (*place, "eviction_policy_options")) for name, place in named if name in POLICIES.names()]
 
 
 def _length(value: object) -> int:
@@ -113,6 +128,10 @@ def check_classes(
         except UserError as error:
             raise UserError(f"{where(path)}: {'.'.join(map(str, path))}: {error}") from None
         registry.check_options(found, _at(data, options) or {}, source)
+    for name, options in _policies(data):
+        given = _at(data, options)
+        if given:
+            Options(".".join(map(str, options)), document, where).check_against(options_model(name), given)
 
 
 def _at(data: Any, keys: Keys) -> Any:

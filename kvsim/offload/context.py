@@ -9,6 +9,7 @@ SEEN = 1  # stored, loaded, or found present when offered
 INSERTED = 2  # this request put it there
 REUSED = 4  # it was there already, thanks to somebody else
 MISSED = 8  # this request reported it missing (once)
+COUNTED = 16  # an admission rule has counted its offer
 
 
 class RequestContext:
@@ -40,3 +41,19 @@ class RequestContext:
     def from_the_tail(self) -> Sequence[int]:
         """Numbers of all chunks, the last of the request first."""
         return range(len(self.keys) - 1, -1, -1)
+
+    def depth(self, position: int) -> int:
+        """How far from the request's start a chunk lies; the same in every request that has it."""
+        return position if self.live_order is None else self.live_order[position]
+
+    def index(self, position: int) -> int:
+        """How many chunks of its kind the request has before it."""
+        return position
+
+    def parent(self, position: int) -> int | None:
+        """Key of the chunk before it, without which it is worth nothing; None for the first."""
+        return self.keys[position - 1] if position else None
+
+    def path_to(self, positions: Sequence[int]) -> list[int]:
+        """Keys of these chunks and of all before them."""
+        return self.keys[: max(positions, default=-1) + 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvsim.offload.context import RequestContext
 
@@ -24,18 +24,23 @@ class GroupContext(RequestContext):
         self.numbers: list[list[int]] = [[] for _ in range(num_groups)]
         self.live_order: list[int] = []
         self._groups: list[int] = []  # per chunk
+        self._parents: list[int | None] = []  # per chunk
+        self._indices: list[int] = []  # per chunk, within its group
 
     def extend_group(self, group: int, hashes: Iterable[int], chunk_tokens: int) -> None:
         """Append a group's next chunks, by the hashes of their last blocks."""
         count, numbers = self._num_groups, self.numbers[group]
         keys = [content * count + group for content in hashes]
-        for number in range(len(self.keys), len(self.keys) + len(keys)):
+        first = len(self.keys)
+        self.extend(keys)
+        for number in range(first, len(self.keys)):
+            self._parents.append(self.keys[numbers[-1]] if numbers else None)
+            self._indices.append(len(numbers))
             numbers.append(number)
             # vLLM 0.33.0 cpu/policies/lru.py: of chunks that end together the one with the smaller key goes first, and
             # the group is the key's last part.
             self.live_order.append(len(numbers) * chunk_tokens * count + count - 1 - group)
             self._groups.append(group)
-        self.extend(keys)
 
     def final_order(self) -> list[int]:
         """The order at the request's end: of chunks that end together those of the last group go first.
@@ -45,6 +50,20 @@ class GroupContext(RequestContext):
         """
         count = self._num_groups
         return [place - place % count + group for place, group in zip(self.live_order, self._groups, strict=True)]
+
+    def index(self, position: int) -> int:
+        """In its own group."""
+        return self._indices[position]
+
+    def parent(self, position: int) -> int | None:
+        """The chunk before it in its own group."""
+        return self._parents[position]
+
+    def path_to(self, positions: Sequence[int]) -> list[int]:
+        """Chunks of all groups up to there, which go together."""
+        ends = [place // self._num_groups for place in self.live_order]
+        last = max((ends[position] for position in positions), default=-1)
+        return [key for key, end in zip(self.keys, ends, strict=True) if end <= last]
 
     def from_the_tail(self) -> list[int]:
         order = self.final_order()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvsim.kv_events import CPU, KVCacheEvent, OffloadEventLog, OffloadEventLog023
 from kvsim.offload.context import INSERTED, MISSED, REUSED, SEEN, RequestContext
@@ -129,6 +129,7 @@ class OffloadingManager(Primary):
             for position in missed:
                 marks[position] |= MISSED
         self._note(context, used, reused=ready)
+        todo = self.policy.admit(context, todo)
         if not todo:
             return StorePlan([], [])
         if not self._make_room(len(todo), context, positions):
@@ -238,10 +239,9 @@ class OffloadingManager(Primary):
         if missing > self._num_evictable:  # refused without asking the policy
             return False
         # Everything offered is protected, below the threshold or not.
-        keys = context.keys
-        return self._evict(missing, {keys[position] for position in offered})
+        return self._evict(missing, self.policy.protected_by(context, offered))
 
-    def _evict(self, count: int, protected: set[int]) -> bool:
+    def _evict(self, count: int, protected: Collection[int]) -> bool:
         victims = self.policy.evict(count, protected)
         if self._on_evict is not None:
             self._on_evict(count, victims)

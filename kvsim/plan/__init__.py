@@ -1,1 +1,1 @@
-"""Many runs, to answer a question: points of a sweep, run side by side, each of them once."""
+"""Planning: sweeps, miss-ratio curves, and the search for what to buy."""

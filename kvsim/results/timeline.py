@@ -177,7 +177,7 @@ class Timeline:
     @staticmethod
     def _dropped_of(process: Process) -> list[str]:
         named: list[tuple[str, Kept[Any]]] = [*process.in_order(), *process.counters.items()]
-        named.append(("requests", process.lifelines))
+        named.append(("lifelines", process.lifelines))
         return [
             f"{name}: {len(kept.entries):,} of {kept.num_seen:,} shown"
             for name, kept in named

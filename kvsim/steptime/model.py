@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from difflib import get_close_matches
 from functools import cache
@@ -50,7 +51,7 @@ def load_model(name_or_path: str | Path, kv_cache_dtype: str = "auto") -> ModelS
     """
     text = str(name_or_path).strip()
     path = Path(text)
-    if text.endswith(".json") or path.is_dir():
+    if text.endswith(".json") or os.path.isdir(path):  # noqa: PTH112 - False for what cannot be a path
         return _from_file(path / "config.json" if path.is_dir() else path).with_kv_cache_dtype(kv_cache_dtype)
     wanted = _normal(text)
     names = _names()

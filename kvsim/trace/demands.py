@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvsim.demands import Demands, EncoderInput
-from kvsim.trace.session import Session, SubAgent, Trace, Turn
+from kvsim.trace.session import Session, SubAgent, Trace, Turn, turn_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Settler:
         kept: tuple[EncoderInput, ...] = ()
         previous: Turn | None = None
         for index, turn in enumerate(turns):
-            name = f"{self._session.name}{'/' + stream if stream else ''}#{index}"
+            name = turn_name(self._session.name, stream, index)
             common = 0 if previous is None else previous.chain.shared_tokens(turn.chain)
             kept = tuple(image for image in kept if image.end_tokens <= common)
             own, draws = turn.demands, random.Random(f"{self._wishes.seed}:{name}")

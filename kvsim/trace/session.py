@@ -47,6 +47,11 @@ class Turn:
     demands: Demands = PLAIN
 
 
+def turn_name(session: str, stream: str, index: int) -> str:
+    """Name of a turn, unique within its trace: session, sub-agent (empty: the main stream), number in its stream."""
+    return f"{session}{'/' + stream if stream else ''}#{index}"
+
+
 @dataclass(frozen=True, slots=True)
 class SubAgent:
     """A stream of turns started by another stream.

@@ -51,6 +51,8 @@ class CommandLine:
         transfer: where KV goes; None = nowhere.
         transfer_config: the ``--kv-transfer-config`` that takes effect.
         sections: of a run's config, as its YAML would have them.
+        speculative: what drafts, by vLLM's keys; None = nothing does.
+        kept: words of the flags without effect here, which another line of the same server keeps.
         environment: what the server sees of the variables in the paste.
         notes: what was ignored or assumed.
         refusals: what vLLM's argument parser refuses.
@@ -71,6 +73,8 @@ class CommandLine:
     transfer: KVTransfer | None
     transfer_config: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
+    speculative: Mapping[str, Any] | None = None
+    kept: tuple[tuple[str, ...], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()

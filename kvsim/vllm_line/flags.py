@@ -32,7 +32,7 @@ class Given:
     Attributes:
         model: the word that names the model.
         values: by the flag's name; a switch is true or false.
-        written: how each flag was written, the last time.
+        words: of each flag, as they were written the last time.
         refusals: what the release's parser refuses, and why.
         wanting: flags whose value has a variable in it that nobody assigned.
         notes: what is worth knowing.
@@ -40,7 +40,7 @@ class Given:
 
     model: str | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    written: dict[str, str] = field(default_factory=dict)
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     wanting: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -86,14 +86,17 @@ class _Reader:
             if "." in name:
                 self._dotted(name, value if equals else None)
                 continue
+            start = self.at - 1
             spelling, attached = self._spelling(word)
             if spelling is None:
                 continue
             flag, truth = self.spellings[spelling]
             self._flag(flag, spelling, attached, truth=truth)
+            self.given.words[flag.name] = tuple(self.words[start : self.at])
         for name, keys in self.dotted.items():  # as one JSON, behind all others
             flag, _truth = self.spellings[name]
             self._set(flag, name, json.dumps(keys))
+            self.given.words[flag.name] = (flag.name, json.dumps(keys))
 
     def _looks_like_flag(self, word: str) -> bool:
         """As argparse tells them apart: -1 is a number, what has blanks is a value; -0.5 has a dotted key in it."""
@@ -163,15 +166,15 @@ class _Reader:
                 hint = f"; {self._negation(flag)} turns it off" if flag.type == "switch" else ""
                 self.given.refusals.append(f"{spelling}={shown(attached)}: {spelling} takes no value{hint}")
                 return
-            self._store(flag, spelling, truth)
+            self._store(flag, truth)
             return
         values = [attached] if attached is not None else self._following(flag)
         if not values and flag.nargs != "?":
             self.given.refusals.append(f"{spelling} has no value")
         elif flag.nargs == "+":
-            self._store(flag, spelling, [self._converted(flag, spelling, value) for value in values])
+            self._store(flag, [self._converted(flag, spelling, value) for value in values])
         elif not values:
-            self._store(flag, spelling, True)
+            self._store(flag, True)
         else:
             self._set(flag, spelling, values[0])
 
@@ -187,14 +190,13 @@ class _Reader:
         converted = self._converted(flag, spelling, value)
         if flag.type == "append":
             converted = [*self.given.values.get(flag.name, []), converted]
-        self._store(flag, spelling, converted)
+        self._store(flag, converted)
 
-    def _store(self, flag: Flag, spelling: str, value: Any) -> None:
+    def _store(self, flag: Flag, value: Any) -> None:
         before = self.given.values.get(flag.name)
         if flag.name in self.given.values and flag.type != "append" and before != value:
             self.given.notes.append(f"{flag.name} stands there more than once: the last one counts")
         self.given.values[flag.name] = value
-        self.given.written[flag.name] = spelling
 
     def _converted(self, flag: Flag, spelling: str, text: str) -> Any:
         """The value, or None with a reason where the parser refuses it."""

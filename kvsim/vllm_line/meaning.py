@@ -19,6 +19,7 @@ from kvsim.vllm_line.pastes import Paste, read_paste
 from kvsim.vllm_line.sections import Sections, make_sections
 from kvsim.vllm_line.speculative import speculative_config
 from kvsim.vllm_line.transfer import (
+    LMCACHE_KEYS,
     describe,
     parser_refusals,
     start_failures,
@@ -41,6 +42,12 @@ _KV_DTYPES = (
 )  # fmt: skip
 # Read by neither release any more.
 _DEAD_VARIABLES = ("VLLM_USE_V1", "VLLM_ATTENTION_BACKEND", "VLLM_ALL2ALL_BACKEND")
+_OF_VLLM = ("VLLM_", "LMCACHE_", "MOONCAKE_", "DYN_")
+# Read here; those of LMCache that its config has are so too.
+_READ = (
+    "VLLM_USE_SIMPLE_KV_OFFLOAD", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "VLLM_MOONCAKE_LOAD_RECV_THREADS",
+    "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS", "LMCACHE_CONFIG_FILE", "DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_DISK_CACHE_GB",
+)  # fmt: skip
 _AT_LEAST_1 = (
     "--max-num-batched-tokens", "--max-num-seqs", "--block-size", "--tensor-parallel-size", "--pipeline-parallel-size",
     "--data-parallel-size", "--prefill-context-parallel-size", "--decode-context-parallel-size", "--nnodes",
@@ -126,6 +133,8 @@ class _Meaning:
             transfer=transfer,
             transfer_config=config,
             sections=sections.as_dict(),
+            speculative=speculative,
+            kept=self._kept(),
             environment=self.environment,
             notes=tuple(dict.fromkeys(self.notes)),
             refusals=tuple(dict.fromkeys(self.refusals)),
@@ -146,7 +155,7 @@ class _Meaning:
                 idle.append(f"{listed} of {flag}")
         if idle:
             self.notes.append(f"not resolved, without effect here: {', '.join(idle)}")
-        hidden = [n for n in self.paste.hidden if n.startswith(("VLLM_", "LMCACHE_", "DYN_", "MOONCAKE_"))]
+        hidden = [name for name in self.paste.hidden if name.startswith(_OF_VLLM)]
         if hidden:
             self.notes.append(f"assigned but not exported, so vLLM does not see them: {', '.join(hidden)}")
         dead = [name for name in _DEAD_VARIABLES if name in self.environment]
@@ -154,6 +163,10 @@ class _Meaning:
             self.notes.append(f"vLLM {self.version} does not read {', '.join(dead)} any more")
         for name, value in self.environment.items():
             self.environment[name] = shown(value)
+        unread = [n for n in self.environment if n.startswith(_OF_VLLM) and n not in (*_READ, *_DEAD_VARIABLES)]
+        unread = [name for name in unread if not name.startswith("LMCACHE_") or name[8:].lower() not in LMCACHE_KEYS]
+        if unread:
+            self.notes.append(f"without effect, environment: {', '.join(unread)}")
 
     def _ranges(self) -> None:
         """What pydantic refuses when the config is made; argparse has no ranges."""
@@ -196,6 +209,11 @@ class _Meaning:
             ropes = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
             if not (isinstance(overrides, dict) and all(key in ropes for key in overrides)):
                 self.not_simulated.append("--hf-overrides: another model config, expected a config.json with it")
+
+    def _kept(self) -> tuple[tuple[str, ...], ...]:
+        """The words of flags without effect, and of names that clients use."""
+        names = [name for name in self.given.words if name not in TAKEN - {"--served-model-name"}]
+        return tuple(self.given.words[name] for name in names if name not in NOT_SIMULATED)
 
     def _ranks(self) -> Ranks:
         def count(flag: str) -> int | None:
@@ -253,11 +271,11 @@ class _Meaning:
     def _transfer_config(self) -> dict[str, Any]:
         """The connector that takes effect: ``--kv-offloading-size`` puts another in its place."""
         config = self.values.get("--kv-transfer-config") or {}
-        self.refusals += parser_refusals(config)
+        if refusals := list(parser_refusals(config)):
+            self.refusals += refusals
+            return {}
         size = self.values.get("--kv-offloading-size")
         backend = self.values.get("--kv-offloading-backend") or "native"
-        if not isinstance(config.get("kv_connector_extra_config", {}), dict):
-            return {}
         if size is None:
             if "--kv-offloading-backend" in self.values:
                 self.notes.append("--kv-offloading-backend turns nothing on without --kv-offloading-size")

@@ -14,8 +14,11 @@ from kvsim.config import RunConfig, TraceConfig
 from kvsim.errors import UserError
 from kvsim.steptime.model import load_model, repository_of
 from kvsim.steptime.spec import ModelSpec
+from kvsim.vllm_line.command_line import CommandLine
 from kvsim.vllm_line.meaning import parse_command_line
+from kvsim.vllm_line.speculative import SIMULATED
 from kvsim.vllm_line.transfer_json import environment_of, remarks_on, transfer_json
+from kvsim.vllm_line.words import shown, unresolved
 from kvsim.yamlfile import Document
 
 # Keys of an engine section that are flags of the same name; None and kvsim's default, which is vLLM's, are not printed.
@@ -38,27 +41,29 @@ _NOT_OF_VLLM = re.compile(
 )
 
 
-def to_command_line(config: RunConfig) -> str:
+def to_command_line(config: RunConfig, like: CommandLine | None = None) -> str:
     """The ``vllm serve`` line of a config, on several lines, with what has no counterpart in vLLM as comments.
 
     A cluster has a line for each group of its instances. `parse_command_line` reads a line back.
 
     Args:
         config: of a run.
+        like: the line that the config was made of, and changed since: its model, its drafter and the flags that have no
+            effect here stay.
     """
     if config.cluster is None:
-        return _text(config, "both")
+        return _text(config, "both", like)
     blocks: list[str] = []
     for number, group in enumerate(config.cluster.instances):
         role = "" if group.role == "both" else f", {group.role}"
-        blocks.append(f"# {group.count} x {group.name}{role}\n{_text(config.of_group(number), group.role)}")
+        blocks.append(f"# {group.count} x {group.name}{role}\n{_text(config.of_group(number), group.role, like)}")
     return "\n".join(blocks)
 
 
-def arguments(config: RunConfig, role: str = "both") -> tuple[dict[str, str], list[list[str]]]:
-    """Environment variables, and the words behind ``vllm serve`` of one server: each flag with its value."""
+def _words(config: RunConfig, role: str, like: CommandLine | None) -> list[list[str]]:
+    """The words behind ``vllm serve`` of one server: each flag with its value."""
     spec = _spec(config)
-    words = [[_model_name(config)]]
+    words = [[_model_name(config) if like is None else like.model]]
     hardware, engine = config.hardware, config.engine
     if hardware.tensor_parallel_size != 1:
         words.append(["--tensor-parallel-size", str(hardware.tensor_parallel_size)])
@@ -86,33 +91,34 @@ def arguments(config: RunConfig, role: str = "both") -> tuple[dict[str, str], li
     if engine.max_loras != 1:
         words.append(["--enable-lora", "--max-loras", str(engine.max_loras)])
     if engine.speculative is not None:
-        words.append(["--speculative-config", _json(_drafts(config))])
+        words.append(["--speculative-config", _json(_drafts(config, like))])
     block_tokens = engine.block_size or (64 if spec is not None and spec.mla else 16)
     transfer = transfer_json(config.connector, role, block_tokens=block_tokens, version=engine.vllm_version)
     if transfer:
         words.append(["--kv-transfer-config", _json(transfer)])
-    return environment_of(config.connector), words
+    return words + [list(flag) for flag in like.kept] if like is not None else words
 
 
-def _text(config: RunConfig, role: str) -> str:
-    environment, words = arguments(config, role)
+def _text(config: RunConfig, role: str, like: CommandLine | None) -> str:
+    environment, words = environment_of(config.connector), _words(config, role, like)
     hardware = config.hardware
     gpus = hardware.tensor_parallel_size * config.engine.data_parallel_size
     head = "".join(f"{name}={shlex.quote(value)} " for name, value in environment.items()) + "vllm serve "
-    lines = " \\\n  ".join(" ".join(map(shlex.quote, flag)) for flag in words)
+    lines = " \\\n  ".join(" ".join(map(_quoted, flag)) for flag in words)
     command = f"{head}{lines}"
-    remarks = [f"vLLM {config.engine.vllm_version} on {gpus} x {hardware.gpu}", *_remarks(config, command, role)]
+    remarks = [f"vLLM {config.engine.vllm_version} on {gpus} x {hardware.gpu}", *_remarks(config, command, role, like)]
     return "\n".join([f"# {remarks[0]}", command, *(f"# {remark}" for remark in remarks[1:])]) + "\n"
 
 
-def _remarks(config: RunConfig, command: str, role: str) -> Iterator[str]:
+def _remarks(config: RunConfig, command: str, role: str, like: CommandLine | None) -> Iterator[str]:
     """What the line does not say."""
     name = config.model.name
-    if _model_name(config) == name and "/" not in name:
+    if like is None and _model_name(config) == name and "/" not in name:
         yield f"{name} is a name of kvsim's: put the model's repository or folder"
     drafts = config.engine.speculative
-    if drafts is not None and drafts.method != "ngram":
-        yield 'add the "model" of your drafter to --speculative-config'
+    if drafts is not None and drafts.method != "ngram" and _drafts(config, like) == _drafts(config, None):
+        also = " (eagle stands for eagle3 and mtp too)" if drafts.method == "eagle" else ""
+        yield f'put your method{also} and the "model" of your drafter into --speculative-config'
     yield from remarks_on(config.connector)
     if config.cluster is None or role == "both":
         yield from (f"not in vLLM: {key} = {value}" for key, value in _lost(config, command))
@@ -174,11 +180,18 @@ def _model_name(config: RunConfig) -> str:
     return (repository_of(spec.name) if spec is not None else None) or name
 
 
-def _drafts(config: RunConfig) -> dict[str, Any]:
+def _drafts(config: RunConfig, like: CommandLine | None) -> dict[str, Any]:
     drafts = config.engine.speculative
     assert drafts is not None
+    if like is not None and like.speculative and SIMULATED.get(str(like.speculative.get("method"))) == drafts.method:
+        return dict(like.speculative) | {"num_speculative_tokens": drafts.num_speculative_tokens}
     found: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
     return found | ({} if drafts.lookahead_block_hashes else {"disable_lookahead_block_hashes": True})
+
+
+def _quoted(word: str) -> str:
+    """As bash wants it; what the paste left unresolved is left to the shell."""
+    return f'"{shown(word)}"' if unresolved(word) else shlex.quote(word)
 
 
 def _json(value: Any) -> str:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError
@@ -89,7 +88,7 @@ def _model(wanted: Sections) -> ModelSpec | None:
     candidates = [wanted.model_config] if wanted.model_config else [wanted.model, *wanted.served_names]
     first_error: UserError | None = None
     for candidate in candidates:
-        is_path = candidate.endswith(".json") or Path(candidate).is_dir()
+        is_path = candidate.endswith(".json") or os.path.isdir(candidate)  # noqa: PTH112 - any text will do
         try:
             spec = load_model(candidate)
         except UserError as error:

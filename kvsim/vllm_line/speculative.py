@@ -45,6 +45,9 @@ def speculative_config(values: Mapping[str, Any], version: str) -> tuple[dict[st
     if not found:
         return None, problems
     method = found.get("method")
+    if method is not None and not isinstance(method, str):
+        problems.failures.append(f"--speculative-config: method: expected text, found {show(method)}")
+        return None, problems
     if isinstance(method, str) and method.endswith("_mtp"):
         found["method"] = method = "mtp"
     if method is not None and method not in _METHODS[version]:

@@ -33,7 +33,7 @@ OLD_NAMES = {
     "DynamoNixlConnector": "NixlConnector",
 }
 # Environment variables of LMCache that are its config's keys; others change nothing here.
-_LMCACHE = (
+LMCACHE_KEYS = (
     "chunk_size", "local_cpu", "max_local_cpu_size", "local_disk", "max_local_disk_size", "remote_url",
     "remote_serde", "save_decode_cache", "cache_policy", "use_layerwise", "min_retrieve_tokens",
 )  # fmt: skip
@@ -69,7 +69,9 @@ class KVTransfer:
 def parser_refusals(config: Mapping[str, Any]) -> Iterator[str]:
     """Why vLLM's parser refuses a ``--kv-transfer-config``; keys that it does not know are the parser's matter."""
     name, role = config.get("kv_connector"), config.get("kv_role")
-    if name is not None and role is None:
+    if name is not None and not isinstance(name, str):
+        yield f"--kv-transfer-config: kv_connector: expected text, found {show(name)}"
+    elif name is not None and role is None:
         yield f"--kv-transfer-config: kv_role is missing, expected one of {', '.join(ROLES)}"
     elif role is not None and role not in ROLES:
         yield f"--kv-transfer-config: kv_role: expected one of {', '.join(ROLES)}, found {show(role)}"
@@ -130,25 +132,27 @@ def with_lmcache_settings(
             [note for _, notes, _ in settled for note in notes],
             [problem for _, _, problems in settled for problem in problems],
         )
-    if config.get("kv_connector") != "LMCacheConnectorV1":
+    given = config.get("kv_connector_extra_config", {})
+    if config.get("kv_connector") != "LMCacheConnectorV1" or not isinstance(given, Mapping):
         return found, [], []
-    own = dict(config.get("kv_connector_extra_config") or {})
     path = environment.get("LMCACHE_CONFIG_FILE")
     notes, problems = [], []
     settings: dict[str, Any] = {}
     if path is None:
-        settings = {key: _plain(environment[n]) for key in _LMCACHE if (n := f"LMCACHE_{key.upper()}") in environment}
+        settings = {
+            key: _plain(environment[n]) for key in LMCACHE_KEYS if (n := f"LMCACHE_{key.upper()}") in environment
+        }
     else:
         ignored = sorted(name for name in environment if name.startswith("LMCACHE_") and name != "LMCACHE_CONFIG_FILE")
         if ignored:
             notes.append(f"LMCache ignores {', '.join(ignored)}, because LMCACHE_CONFIG_FILE is set")
         try:
             data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - a safe loader
-            settings = {key: data[key] for key in _LMCACHE if key in data} if isinstance(data, dict) else {}
+            settings = {key: data[key] for key in LMCACHE_KEYS if key in data} if isinstance(data, dict) else {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             what = getattr(error, "strerror", None) or "is not YAML"
             problems.append(f"LMCACHE_CONFIG_FILE {path}: {what}: it says how large LMCache's memory is")
-    found["kv_connector_extra_config"] = {f"lmcache.{key}": value for key, value in settings.items()} | own
+    found["kv_connector_extra_config"] = {f"lmcache.{key}": value for key, value in settings.items()} | dict(given)
     return found, notes, problems
 
 
@@ -181,11 +185,11 @@ def describe(config: Mapping[str, Any], environment: Mapping[str, str], world_si
         rank = _bytes(extra.get("cpu_bytes_to_use_per_rank"))
         total = None if rank is not None else _bytes(extra.get("cpu_bytes_to_use", 8 * GIB))
     elif name == "LMCacheConnectorV1" and "LMCACHE_CONFIG_FILE" not in environment:
-        gib = _number(extra.get("lmcache.max_local_cpu_size", _LMCACHE_CPU_GIB))
-        rank = 0 if extra.get("lmcache.local_cpu", True) is False else None if gib is None else int(gib * GIB)
+        size = _bytes(extra.get("lmcache.max_local_cpu_size", _LMCACHE_CPU_GIB), GIB)
+        rank = 0 if extra.get("lmcache.local_cpu", True) is False else size
     elif config.get("kv_connector_module_path"):  # NVIDIA Dynamo's KVBM
-        total = _gigabytes(environment.get("DYN_KVBM_CPU_CACHE_GB"))
-        disk = _gigabytes(environment.get("DYN_KVBM_DISK_CACHE_GB"))
+        total = _bytes(environment.get("DYN_KVBM_CPU_CACHE_GB"), GB)
+        disk = _bytes(environment.get("DYN_KVBM_DISK_CACHE_GB"), GB)
     if world_size:
         total = rank * world_size if total is None and rank is not None else total
         rank = total // world_size if rank is None and total is not None else rank
@@ -195,18 +199,12 @@ def describe(config: Mapping[str, Any], environment: Mapping[str, str], world_si
     return KVTransfer(name, role, total, rank, tokens, disk, tiers, children if name == "MultiConnector" else ())
 
 
-def _number(value: object) -> float | None:
+def _bytes(value: object, unit: int = 1) -> int | None:
+    """A number in bytes; None where it is none, or none that can be a size."""
     try:
-        return float(value) if isinstance(value, str | int | float) else None
-    except ValueError:
+        number = float(value) * unit if isinstance(value, str | int | float) else None
+    except (ValueError, OverflowError):
         return None
-
-
-def _bytes(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None or not abs(number) < 2**63 else int(number)
-
-
-def _gigabytes(value: str | None) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number * GB)
+    if number is None or not abs(number) < 2**63:
+        return None
+    return value if isinstance(value, int) and unit == 1 else int(number)

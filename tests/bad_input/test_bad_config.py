@@ -18,6 +18,14 @@ SIZE = "expected a size with its unit, such as 64GiB or 64GB"
 TIME = "expected a time with its unit, such as 30ms, 60s or 1.5h"
 
 CASES: dict[str, list[str]] = {
+    "admission_option_out_of_range": [":6: connector.admission.uses: expected at least 2, found 1"],
+    "admission_option_unknown": [":6: unknown key connector.admission.token, did you mean tokens?"],
+    "admission_unknown": [":6: connector.admission", "expected one of always, second_touch, min_length", "second_tuch"],
+    "admission_with_threshold": [":7: connector.admission: expected always with a store_threshold, found second_touch"],
+    "admission_write_behind": [
+        ":6: connector.admission: write_behind: OffloadingConnector offers",
+        "lazy_offload: true",
+    ],
     "alias_bomb": ["aliases unfold to more than 100,000 values"],
     "alias_in_itself": [":1: an alias stands inside the value that it names"],
     "budget_below_model_len": [
@@ -101,8 +109,16 @@ CASES: dict[str, list[str]] = {
         ":4: connector.kind: expected one of none, offloading, simple_cpu, example, lmcache,",
         "did you mean offloading?",
     ],
+    "policy_option_of_another": [":7: unknown key connector.eviction_policy_options.threshold"],
+    "policy_option_out_of_range": [
+        ":7: connector.eviction_policy_options.small_share: expected less than 1, found 10",
+    ],
+    "policy_option_unknown": [
+        ":7: unknown key connector.eviction_policy_options.treshold, did you mean threshold?",
+    ],
     "unknown_policy": [
-        ":6: connector.eviction_policy: expected one of lru, arc, module:Class, found 'lfu', did you mean lru?"
+        ":6: connector.eviction_policy: expected one of lru, arc, fifo, sieve,",
+        "module:Class, found 's3fif0', did you mean s3fifo?",
     ],
     "unknown_top_key": [":3: unknown key conector, did you mean connector? (in the top level)"],
     "utilization_percent": [":4: engine.gpu_memory_utilization: expected at most 1, found 92"],

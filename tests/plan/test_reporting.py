@@ -78,15 +78,15 @@ def test_sweep_against_an_slo(sweep: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_left_behind(sweep: Path, run_folder: Path, tmp_path: Path) -> None:
+def test_what_is_left_behind(sweep: Path, tmp_path: Path) -> None:
     """A page and a folder of plots as PNG and SVG; again with --overwrite gives the same bytes, and no scraps."""
-    said = call(sweep, run_folder, "-o", tmp_path / "a" / "all.html", "--title", "Sizes & runs")
+    said = call(sweep, "-o", tmp_path / "a" / "all.html", "--title", "Sizes & runs")
     assert said["report"] == str(tmp_path / "a" / "all.html")
-    assert len(said["points"]) == 10
+    assert len(said["points"]) == 9
     before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {str(path) for path in before} >= {"a/all.html", "a/all-plots/pareto.png", "a/all-plots/pareto.svg"}
     assert b"<title>Sizes &amp; runs</title>" in before[Path("a/all.html")]
-    call(sweep, run_folder, "-o", tmp_path / "a" / "all.html", "--title", "Sizes & runs", "--overwrite")
+    call(sweep, "-o", tmp_path / "a" / "all.html", "--title", "Sizes & runs", "--overwrite")
     after = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before
 

@@ -18,6 +18,7 @@ from kvsim.units import parse_size
 from kvsim.yamlfile import dump_yaml
 
 GIB = 2**30
+REPO = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -165,6 +166,20 @@ def test_the_resolved_sweep_is_the_same_sweep(folder: Path, tmp_path_factory: py
     other = points_of(read_sweep(again))
     assert [point.config for point in other] == [point.config for point in points]
     assert [point.spec.labels for point in other] == [point.spec.labels for point in points]
+
+
+def test_the_experiment_on_routers() -> None:
+    """Seven routers with each of three memories, and two routers that hear KV events with two of them."""
+    experiment = REPO / "experiments" / "routers"
+    trace = [f"trace.path={REPO / 'traces' / 'swe-bench-like-60.jsonl.gz'}"]
+    points = points_of(read_sweep(experiment / "sweep.yaml"), trace)
+    assert [point.config.cluster.router.kind for point in points[::3]] == [
+        *("round_robin", "least_tokens", "cost_based", "least_requests", "prefix_aware", "random", "session_affinity"),
+    ]
+    assert [point.config.connector.kind for point in points[::7]] == ["none", "offloading", "mooncake_store"]
+    assert points[20].config.cluster.store.memory_per_node == 512 * 10**9
+    heard = points_of(read_sweep(experiment / "kv_events.yaml"), trace)
+    assert [point.config.cluster.router.index for point in heard] == ["kv_events"] * 4
 
 
 BAD = [

@@ -42,6 +42,14 @@ def chromium() -> str:
     return found
 
 
+@pytest.fixture(scope="module")
+def run_page(offload: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a run."""
+    page = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(offload, page)
+    return page.read_text(encoding="utf-8")
+
+
 def visit(browser: str, page: Path, folder: Path) -> Visit:
     """Open a page, let its script run, and look at what it has become."""
     log = folder / "net.json"
@@ -79,9 +87,9 @@ def check(found: Visit, svgs: int) -> None:
     assert '<button type="button">' in found.dom
 
 
-def test_run(chromium: str, tmp_path: Path, offload: Run) -> None:
+def test_run(chromium: str, tmp_path: Path, run_page: str) -> None:
     """The report of a run renders: six plots, and a script that has made the headings of its tables buttons."""
-    write_report(offload, tmp_path / "report.html")
+    (tmp_path / "report.html").write_text(run_page, encoding="utf-8")
     check(visit(chromium, tmp_path / "report.html", tmp_path), 6)
 
 
@@ -112,11 +120,10 @@ document.body.append(told);
 """
 
 
-def test_sorting(chromium: str, tmp_path: Path, offload: Run) -> None:
+def test_sorting(chromium: str, tmp_path: Path, run_page: str) -> None:
     """A click on a heading sorts by numbers, not by texts; a second click turns it round; the first column is text."""
     page = tmp_path / "report.html"
-    write_report(offload, page)
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", run_page)
     page.write_text(text.replace("</body>", f"<script>{CLICKS}</script></body>"), encoding="utf-8")
     dom = visit(chromium, page, tmp_path).dom
     told = json.loads(dom.partition('<pre id="told">')[2].partition("</pre>")[0])
@@ -135,12 +142,11 @@ def seconds(texts: list[str]) -> list[float]:
     return [float(number) * units[unit] for number, unit in (text.split() for text in texts)]
 
 
-def test_a_script_that_is_not_ours_does_not_run(chromium: str, tmp_path: Path, offload: Run) -> None:
+def test_a_script_that_is_not_ours_does_not_run(chromium: str, tmp_path: Path, run_page: str) -> None:
     """The page's policy allows its own script only, so nothing that a trace smuggles in could run."""
     page = tmp_path / "report.html"
-    write_report(offload, page)
     alien = "<script>document.title = 'taken'</script></body>"
-    page.write_text(page.read_text(encoding="utf-8").replace("</body>", alien), encoding="utf-8")
+    page.write_text(run_page.replace("</body>", alien), encoding="utf-8")
     found = visit(chromium, page, tmp_path)
     assert "<title>kvsim run cpu-128GiB</title>" in found.dom
     assert any("Content Security Policy" in line for line in found.console)

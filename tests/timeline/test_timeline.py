@@ -287,7 +287,7 @@ def test_a_lifeline_that_fits_nowhere_is_dropped() -> None:
     process.counter("c").add(Count(0, {"x": 1}))
     process.counter("c").num_seen = 1
     assert [e["ph"] for e in timeline.events() if e["ph"] != "M"] == ["C"]
-    assert timeline.dropped == ["p: requests: 0 of 1 shown"]
+    assert timeline.dropped == ["p: lifelines: 0 of 1 shown"]
 
 
 # -- files and the command

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vllm_line.lines import BOTH, LINES
 
-from kvsim.vllm_line import parse_command_line
+from kvsim.errors import UserError
+from kvsim.vllm_line import config_of_line, parse_command_line, to_command_line
 
 CASES = [(name, version) for name in LINES for version in BOTH]
 
@@ -48,6 +52,26 @@ def test_what_is_refused_and_noted(name: str, version: str) -> None:
     assert len(found.start_failures) == len(posted.fails.get(version, ())), found.start_failures
     for dotted, value in posted.sections.items():
         assert reduce(_inside, dotted.split("."), found.sections) == value
+
+
+DAMAGE = ("{", "}", "[", "'", '"', "$", "`", "\\", "\n", " ", "=", "null", "NaN", "1e999", "-1", "[]", ":", "args: [")
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_damaged_lines(data: st.DataObject) -> None:
+    """Whatever a paste has lost or got, it is a result or an error of one line, and never a traceback."""
+    text = data.draw(st.sampled_from([posted.text for posted in LINES.values()]))
+    for _ in range(data.draw(st.integers(1, 5))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 12)))
+        text = text[:start] + data.draw(st.sampled_from(("", *DAMAGE))) + text[end:]
+    for version in BOTH:
+        with suppress(UserError):
+            to_command_line(config_of_line(text))
+        with suppress(UserError):
+            found = parse_command_line(text, version, "h100-sxm")
+            assert found.problems or found.sections
 
 
 def _inside(section: Any, key: str) -> Any:

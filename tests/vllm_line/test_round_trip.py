@@ -15,6 +15,13 @@ from kvsim.vllm_line import config_of_line, parse_command_line, to_command_line
 from kvsim.vllm_line.pastes import read_paste
 
 GIB = 2**30
+OFFLOADED = (
+    '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",'
+    '"kv_connector_extra_config":{"cpu_bytes_to_use":68719476736}}'
+)
+DRAFTER = (
+    'put your method (eagle stands for eagle3 and mtp too) and the "model" of your drafter into --speculative-config'
+)
 SIZES = st.integers(1, 2**43).map(lambda size: f"{size}B")
 GIBS = st.integers(1, 4096).map(lambda quarters: f"{quarters * GIB // 4}B")
 SECONDS = st.integers(1, 1000).map(lambda seconds: f"{seconds}s")
@@ -197,11 +204,37 @@ def test_what_has_no_counterpart() -> None:
     assert comments == [
         "vLLM 0.33.0 on 1 x h100-sxm",
         "llama-3.2-1b is a name of kvsim's: put the model's repository or folder",
-        'add the "model" of your drafter to --speculative-config',
+        DRAFTER,
         "start beside it: lmcache server --l1-size-gb 128 --chunk-size 512",
         "not in vLLM: engine.structured_output.share = 0.5",
         "not in vLLM: engine.encoder_cache_size = 99",
     ]
+
+
+def test_a_line_like_another_one() -> None:
+    """What a recommendation changes is changed; model, drafter and flags without effect stay as they were pasted."""
+    line = parse_command_line(
+        "vllm serve /models/Qwen/Qwen3-8B --served-model-name a b --port $PORT --max_num_seqs 4 --trust-remote-code -O3"
+        ' --enforce-eager -sc \'{"method":"eagle3","model":"my/drafter","num_speculative_tokens":2}\' --seed=1',
+        "0.33.0",
+        "h100-sxm",
+    )
+    sections = line.checked_sections()
+    changed = config(**sections | {"connector": {"kind": "offloading", "cpu_bytes_to_use": "64GiB"}})
+    text = to_command_line(changed, line)
+    assert text.splitlines()[1:] == [
+        "vllm serve /models/Qwen/Qwen3-8B \\",
+        "  --max-num-seqs 4 \\",
+        """  --speculative-config '{"method":"eagle3","model":"my/drafter","num_speculative_tokens":2}' \\""",
+        f"  --kv-transfer-config '{OFFLOADED}' \\",
+        "  --served-model-name a b \\",
+        '  --port "$PORT" \\',
+        "  --trust-remote-code \\",
+        "  --optimization-level 3 \\",
+        "  --enforce-eager \\",
+        "  --seed=1",
+    ]
+    assert same(changed, config_of_line(text, changed))
 
 
 def test_tiers() -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from kvsim.offload.context import RequestContext
+from kvsim.offload.policies.view import BLIND, View
 from kvsim.offload.slot import Slots
 
 
@@ -16,6 +17,8 @@ class EvictionPolicy(ABC):
     must never choose a key whose slot is in use or that is protected. Chunks of a request should go tail first:
     a prefix with a hole is worth only what comes before the hole.
     """
+
+    view: View = BLIND  # what it may know besides keys: time, sessions, the queue, the future
 
     def __init__(self, capacity: int, slots: Slots) -> None:
         self.capacity, self.slots = capacity, slots
@@ -46,6 +49,15 @@ class EvictionPolicy(ABC):
 
     def on_request_finished(self, context: RequestContext) -> None:
         """The request is over: its marks are final, recency may be committed."""
+
+    def admit(self, context: RequestContext, positions: list[int]) -> list[int]:
+        """Which of these absent chunks, in ascending order, are to be stored at all."""
+        return positions
+
+    def protected_by(self, context: RequestContext, positions: Sequence[int]) -> Collection[int]:
+        """Keys that an offer of these chunks protects while room is made for it: all that it offers."""
+        keys = context.keys
+        return {keys[position] for position in positions}
 
     def is_evictable(self, key: int, protected: Collection[int]) -> bool:
         """Ready, not being read, not protected."""
