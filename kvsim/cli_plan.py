@@ -134,7 +134,11 @@ def _show(planned: Planned, advice: Advice, line: str, folder: Path) -> None:
         what = "Recommended, and what is next to it" if advice.meets_slo else "Closest, and what is next to it"
         console.print(plan_table(what, limits, neighbour_rows(planned, advice)))
         if len(advice.pareto) > 1:
-            console.print(plan_table("Nothing is better in both", limits, pareto_rows(planned, advice)))
+            console.print(
+                plan_table(
+                    "What each level of service costs: nothing is better in both", limits, pareto_rows(planned, advice)
+                )
+            )
         for source in planned.task.prices.sources(planned.rated[advice.best].resources):
             console.print(f"- {source}", style="dim", markup=False, highlight=False)
     console.print(RichText(advice.text, style="bold" if advice.meets_slo else "bold yellow"), highlight=False)
@@ -145,7 +149,7 @@ def _show(planned: Planned, advice: Advice, line: str, folder: Path) -> None:
     if advice.meets_slo:
         console.print(f"config {folder / 'recommended.yaml'}", highlight=False, soft_wrap=True)
     console.print(
-        f"points {folder / 'results.csv'}, plot {folder / 'pareto.png'}, all of it {folder / 'plan.json'}",
+        f"report {folder / 'report.html'} (points results.csv, plot pareto.png, all of it plan.json)",
         highlight=False,
         soft_wrap=True,
     )

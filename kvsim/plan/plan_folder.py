@@ -11,22 +11,23 @@ from typing import Any
 from kvsim import __version__
 from kvsim.config import dump_config
 from kvsim.errors import UserError
-from kvsim.plan.plan_table import against, points_frame, thinned_frame, with_plot_column
+from kvsim.plan.plan_answer import ANSWER, KIND, SCHEMA
+from kvsim.plan.plan_table import points_frame, thinned_frame
 from kvsim.plan.planner import Planned
 from kvsim.plan.prices import Resources
 from kvsim.plan.rated import Rated
 from kvsim.plan.recommend import Advice
+from kvsim.plan.reporting import read_report, write_page
 from kvsim.plan.search import Point
 from kvsim.plan.sweep import POINTS
 from kvsim.plan.sweep_results import RESULTS, write_results
-from kvsim.report.plan_plots import pareto
+from kvsim.report.plan_plots import against, pareto, with_plot_column
 from kvsim.report.style import as_png, as_svg
 from kvsim.vllm_line import to_command_line
 
-KIND, SCHEMA = "kvsim-plan", 1
-ANSWER, RECOMMENDED, PNG, SVG = "plan.json", "recommended.yaml", "pareto.png", "pareto.svg"
+RECOMMENDED, PNG, SVG, REPORT = "recommended.yaml", "pareto.png", "pareto.svg", "report.html"
 THINNED = "fewer_sessions.csv"
-_OWN_NAMES = frozenset((ANSWER, THINNED, RECOMMENDED, PNG, SVG, POINTS, *RESULTS))
+_OWN_NAMES = frozenset((ANSWER, THINNED, RECOMMENDED, PNG, SVG, REPORT, POINTS, *RESULTS))
 
 
 def claim(folder: Path) -> None:
@@ -45,7 +46,8 @@ def save_plan(planned: Planned, advice: Advice, serve_line: str, folder: Path) -
         UserError: the folder cannot be written.
     """
     table = points_frame(planned, advice)
-    drawn = against(planned)
+    limit = planned.task.slo.limits[0]
+    drawn = against(limit.key, limit.limit)
     plot = pareto(with_plot_column(table, drawn), drawn)
     texts: dict[str, bytes] = {
         PNG: as_png(plot),
@@ -60,12 +62,17 @@ def save_plan(planned: Planned, advice: Advice, serve_line: str, folder: Path) -
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_results(table, folder)
-        for name in (RECOMMENDED, THINNED):  # of an earlier plan
+        for name in (RECOMMENDED, THINNED, REPORT):  # of an earlier plan
             (folder / name).unlink(missing_ok=True)
         for name, content in texts.items():
             partial = folder / f".{name}.partial-{os.getpid()}"
             partial.write_bytes(content)
             partial.replace(folder / name)
+        found = read_report([folder])
+        if found.baseline is not None:
+            partial = folder / f".{REPORT}.partial-{os.getpid()}"
+            write_page(found, partial, f"kvsim plan: {planned.task.name}")
+            partial.replace(folder / REPORT)
     except OSError as error:
         raise UserError(f"{folder}: cannot write the plan: {error.strerror or error}") from error
 

@@ -13,10 +13,9 @@ from kvsim.plan.planner import Planned
 from kvsim.plan.rated import Rated
 from kvsim.plan.recommend import Advice
 from kvsim.plan.search import Point
-from kvsim.plan.slo import FINISHED, GOODPUT
+from kvsim.plan.slo import FINISHED
 from kvsim.plan.sweep_results import results_frame
-from kvsim.plan.words import limit_name
-from kvsim.report.plan_plots import BEST, LABEL, MEETS, PARETO, USD, Against
+from kvsim.report.plan_plots import BEST, MEETS, PARETO, USD
 
 GIB, TIB = 2**30, 2**40
 
@@ -24,9 +23,9 @@ GIB, TIB = 2**30, 2**40
 def points_frame(planned: Planned, advice: Advice) -> pd.DataFrame:
     """One row per simulated point, in the order of simulation.
 
-    Columns: those of a sweep (index, axes, status, reason, key, digest, figures by their dotted keys), then the plan's:
-    point, meets_slo, strain, recommended, pareto, usd_*, instances, gpus, dram_gib, nvme_tib, and
-    every limit of the SLO as ``slo.<limit>`` (ns or a share).
+    Columns: those of a sweep (index, name, axes, status, reason, key, digest, figures by their dotted keys), then the
+    plan's: meets_slo, strain, recommended, pareto, usd_*, instances, gpus, dram_gib, nvme_tib, and every limit of the
+    SLO as ``slo.<limit>`` (ns or a share).
     """
     return _frame(planned, advice, planned.rated)
 
@@ -42,30 +41,12 @@ def _frame(planned: Planned, advice: Advice, points: Mapping[Point, Rated]) -> p
     axes = [axis.name for axis in planned.space.axes]
     table = results_frame(
         axes,
-        [None] * len(rows),
+        [planned.space.name(point) for point, _ in rows],
         [planned.space.labels(point) for point, _ in rows],
         [_outcome(rated) for _, rated in rows],
     )
     own = pd.DataFrame([_own(planned, advice, point, rated) for point, rated in rows])
     return pd.concat([table, own], axis=1)
-
-
-def against(planned: Planned) -> Against:
-    """The first limit of the SLO, as the Pareto plot draws it."""
-    limit = planned.task.slo.limits[0]
-    if limit.key == GOODPUT:
-        return Against(f"slo.{GOODPUT}", "Goodput (share of requests)", limit.limit, more_is_better=True)
-    seconds = limit.limit / 1e9
-    unit, scale = ("ms", 1e3) if seconds < 1 else ("s", 1.0)
-    return Against(f"slo.{limit.key}_{unit}", f"{limit_name(limit.key)} ({unit})", seconds * scale)
-
-
-def with_plot_column(table: pd.DataFrame, drawn: Against) -> pd.DataFrame:
-    """The table with the limit's figure in the unit of the plot."""
-    if drawn.column in table.columns:
-        return table
-    key, _, unit = drawn.column.rpartition("_")
-    return table.assign(**{drawn.column: table[key] / (1e6 if unit == "ms" else 1e9)})
 
 
 def _outcome(rated: Rated) -> Outcome:
@@ -80,7 +61,6 @@ def _own(planned: Planned, advice: Advice, point: Point, rated: Rated) -> dict[s
     measured = {check.key: check.measured for check in rated.checks}
     per_token = None if rated.failed or not rated.output_tokens else 1e6 / rated.output_tokens
     return {
-        LABEL: planned.space.name(point),
         MEETS: rated.is_met,
         "strain": None if math.isinf(rated.strain) else rated.strain,
         BEST: is_whole and point == advice.best,

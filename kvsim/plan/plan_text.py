@@ -23,8 +23,13 @@ def neighbour_rows(planned: Planned, advice: Advice) -> list[PlanRow]:
 
 
 def pareto_rows(planned: Planned, advice: Advice) -> list[PlanRow]:
-    """The points that no other beats in both cost and the SLO's first limit."""
-    return [_row(planned, advice, point, planned.space.name(point)) for point in advice.pareto]
+    """The points that no other beats in both cost and the SLO's first limit, by what sets them apart."""
+    labels = [planned.space.labels(point) for point in advice.pareto]
+    varied = [name for name in labels[0] if len({each[name] for each in labels}) > 1] if labels else []
+    return [
+        _row(planned, advice, point, ", ".join(f"{name.replace('_', ' ')} {each[name]}" for name in varied))
+        for point, each in zip(advice.pareto, labels, strict=True)
+    ]
 
 
 def _row(planned: Planned, advice: Advice, point: Point, name: str) -> PlanRow:

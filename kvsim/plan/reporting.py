@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from kvsim.errors import UserError
+from kvsim.plan.plan_answer import PlanAnswer, read_plan
 from kvsim.plan.slo import FINISHED, GOODPUT, TOO_LONG, Check, Slo, parse_slo, show_limit
 from kvsim.report.format import duration, percent
 from kvsim.report.html import write_points, write_report
@@ -29,6 +30,7 @@ Progress = Callable[[int, int], None]
 
 _OF_POINTS = (
     *("overlay", "e2e", "hit_rate_by_size", "pareto", "optimum"),
+    "plan_pareto",
     *("kv_usage-first", "kv_usage-best", "transfers-first", "transfers-best"),
 )
 PLOT_FILES = frozenset(f"{key}.{end}" for key in (*PLOTS, *TIER_PLOTS, *_OF_POINTS) for end in ("png", "svg"))
@@ -49,6 +51,7 @@ class Report:
     points: tuple[Point, ...]
     runs: tuple[Run, ...]
     bound: Bound
+    plan: PlanAnswer | None = None
 
     @property
     def baseline(self) -> Point | None:
@@ -58,7 +61,7 @@ class Report:
     @property
     def best(self) -> Point | None:
         """The choice to recommend."""
-        return best_of(self.points)
+        return best_of(self.points) if self.plan is None or self.plan.best is None else self.points[self.plan.best]
 
 
 def slo_of(options: Sequence[str]) -> Slo | None:
@@ -117,9 +120,12 @@ def read_report(paths: Sequence[Path], slo: Slo | None = None, mrc: Path | None 
         else:
             runs.append(load_run(path))
     points = points_of(runs, sweeps)
+    plan = read_plan(paths[0], sweeps[0]) if len(paths) == len(sweeps) == 1 else None
+    if plan is not None and slo is None:
+        points = [replace(each, limits=shown(plan.checks[place])) for place, each in enumerate(points)]
     if slo is not None:
         points = [replace(each, limits=_limits(each, slo)) for each in points]
-    return Report(tuple(points), tuple(runs), () if mrc is None else read_bound(mrc))
+    return Report(tuple(points), tuple(runs), () if mrc is None else read_bound(mrc), plan)
 
 
 def read_bound(path: Path) -> Bound:
@@ -167,13 +173,27 @@ def write(report: Report, path: Path, *, title: str = "", progress: Progress | N
                 write_report(report.runs[0], partial, plots=target, limits=report.points[0].limits)
             else:
                 name = title or f"kvsim report on {len(report.points)} configurations"
-                _save(write_points(report.points, partial, name, bound=report.bound), target, progress)
+                _save(write_page(report, partial, name), target, progress)
         partial.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot write the report: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
     return folder
+
+
+def write_page(report: Report, path: Path, title: str) -> Sequence[Drawn]:
+    """The page about many points, and its plots, which are not written."""
+    plan = report.plan
+    return write_points(
+        report.points,
+        path,
+        title,
+        bound=report.bound,
+        lead="" if plan is None else str(plan.content["answer"]),
+        best=report.best,
+        first=None if plan is None else plan.section(),
+    )
 
 
 def _save(plots: Sequence[Drawn], folder: Path, progress: Progress | None) -> None:
@@ -190,8 +210,12 @@ def _limits(point: Point, slo: Slo) -> tuple[Limit, ...]:
     else:
         measured = {limit.key: _from_summary(point, limit.key) for limit in slo.limits}
         measured[FINISHED] = _finished(point)
-    checks = [each for each in slo.check(measured) if each.key != FINISHED or not each.is_met]
-    return tuple(_shown(each) for each in checks)
+    return shown(slo.check(measured))
+
+
+def shown(checks: Sequence[Check]) -> tuple[Limit, ...]:
+    """Limits as a page has them."""
+    return tuple(_shown(each) for each in checks if each.key != FINISHED or not each.is_met)
 
 
 def _finished(point: Point) -> float | None:

@@ -124,7 +124,14 @@ def write_comparison(runs: Sequence[Run], path: Path) -> None:
 
 
 def write_points(
-    points: Sequence[Point], path: Path, title: str, *, bound: Bound = (), lead: str = ""
+    points: Sequence[Point],
+    path: Path,
+    title: str,
+    *,
+    bound: Bound = (),
+    lead: str = "",
+    best: Point | None = None,
+    first: Section | None = None,
 ) -> tuple[Drawn, ...]:
     """Write a page about many choices: runs, points of sweeps, or both.
 
@@ -134,6 +141,8 @@ def write_points(
         title: Of the page.
         bound: Hit rate of the optimum by cache size, if that is known.
         lead: What to say first; "" = what the best choice gives.
+        best: The choice to recommend, if that is known; else see `kvsim.report.points.best_of`.
+        first: A part that comes before the others.
 
     Returns:
         The plots of the page.
@@ -141,7 +150,7 @@ def write_points(
     Raises:
         UserError: Nothing was simulated, or the file cannot be written.
     """
-    baseline, best = baseline_of(points), best_of(points)
+    baseline, best = baseline_of(points), best or best_of(points)
     if baseline is None:
         raise UserError(f"{path}: none of {len(points)} points was simulated to its end, so there is nothing to report")
     best = best or baseline
@@ -155,9 +164,10 @@ def write_points(
     _write(
         path,
         _template("comparison.html.j2").render(
-            **_script(service, *sections),
+            **_script(first, service, *sections),
             title=title,
             lead=_unbroken(lead or describe_points(points, baseline, best)),
+            first=_part(first),
             names=names,
             mismatches=[*mismatches(runs), *_other_traces(points, baseline)],
             warnings=_warnings(points, baseline, best),
@@ -173,7 +183,7 @@ def write_points(
             versions=(baseline.summary or {}).get("versions"),
         ),
     )
-    return tuple(drawn for each in sections for drawn in each.plots)
+    return tuple(drawn for each in (*([first] if first is not None else []), *sections) for drawn in each.plots)
 
 
 _ORDER = ("capacity", "plots", "pareto", "timeline", "policies", "sessions")

@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from kvsim.report.format import number
+from kvsim.report.format import number, shorten
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
 
-USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "point"
+USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "name"
+_LABEL_WIDTH = 40
 _LABEL_PX = (150.0, 16.0)
-"""Names nearer to each other than this, across and down, would cover one another."""
+"""Characters of a name; names nearer to each other than this, across and down, would cover one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,23 @@ class Against:
     title: str
     limit: float
     more_is_better: bool = False
+
+
+def against(key: str, limit: float) -> Against:
+    """A limit of an SLO, such as ``ttft_p90`` in ns or ``goodput``, as it is drawn."""
+    if key == "goodput":
+        return Against("slo.goodput", "Goodput (share of requests)", limit, more_is_better=True)
+    unit, scale = ("ms", 1e-6) if limit < 1e9 else ("s", 1e-9)
+    name, _, end = key.partition("_")
+    return Against(f"slo.{key}_{unit}", f"{name.upper()} {end.upper()} ({unit})", limit * scale)
+
+
+def with_plot_column(table: pd.DataFrame, drawn: Against) -> pd.DataFrame:
+    """The table of a plan's points with the limit's figure in the unit of the plot."""
+    if drawn.column in table.columns:
+        return table
+    key, _, unit = drawn.column.rpartition("_")
+    return table.assign(**{drawn.column: table[key] / (1e6 if unit == "ms" else 1e9)})
 
 
 @styled
@@ -78,16 +96,19 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
 
 
 def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> None:
-    """Beside the recommended point, and beside those of the front where there is room."""
+    """Beside the recommended point, and those of the front where there is room, without what all of them have."""
     others = front.drop(best.index, errors="ignore")
+    rows = [*best.to_dict("records"), *others.to_dict("records")]
+    parts = [str(row[LABEL]).split(", ") for row in rows]
+    common = set(parts[0]).intersection(*parts) if len(parts) > 1 else set()
     placed: list[tuple[float, float]] = []
-    for row in [*best.to_dict("records"), *others.to_dict("records")]:
+    for row, own in zip(rows, parts, strict=True):
         x, y = axes.transData.transform((row[USD], row[column]))
         if any(abs(x - at) < _LABEL_PX[0] and abs(y - height) < _LABEL_PX[1] for at, height in placed):
             continue
         placed.append((float(x), float(y)))
-        axes.annotate(
-            str(row[LABEL]),
+        name = axes.annotate(
+            shorten(", ".join(part for part in own if part not in common) or str(row[LABEL]), _LABEL_WIDTH),
             (row[USD], row[column]),
             xytext=(9, 9),
             textcoords="offset points",
@@ -96,3 +117,4 @@ def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> 
             annotation_clip=False,
             zorder=5,
         )
+        name.set_in_layout(False)  # the plot keeps its size

@@ -68,7 +68,8 @@ def test_a_plan_prints_its_answer_and_leaves_its_folder(workplace: Path, first: 
     assert max(len(line) for line in lines if "--kv-transfer-config" not in line) <= 100
     names = {path.name for path in (workplace / "first").iterdir()}
     assert names == {
-        "plan.json", "recommended.yaml", "results.csv", "results.parquet", "pareto.png", "pareto.svg", "points",
+        "plan.json", "recommended.yaml", "report.html", "results.csv", "results.parquet", "pareto.png", "pareto.svg",
+        "points",
     }  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def test_the_folder_says_the_same_as_the_answer(workplace: Path, first: Result) 
     assert found["simulated"]["all_neighbours"] is True
     table = pd.read_csv(workplace / "first" / "results.csv")
     best = table[table["recommended"]]
-    assert list(best["point"]) == ["replicas 1, cpu 6GiB"]
+    assert list(best["name"]) == ["replicas 1, cpu 6GiB"]
     assert best["usd_per_1m_output_tokens"].iloc[0] == pytest.approx(found["recommended"]["usd_per_1m_output_tokens"])
     assert best["slo.ttft_p90"].iloc[0] == pytest.approx(best["latency.ttft_ms.p90"].iloc[0] * 1e6)
     assert best["key"].iloc[0] + ".json" in points(workplace / "first")
