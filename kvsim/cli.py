@@ -94,7 +94,7 @@ def run(
     )
     settings = load_config(config, [*(overrides or []), *(["debug=true"] if debug else [])])
     from kvsim.copy_plan import ASSUMED
-    from kvsim.report.tables import instances_table, summary_table
+    from kvsim.report.tables import instances_table, summary_table, tenants_table
     from kvsim.runner import run_and_save
 
     target = output or settings.output_folder
@@ -117,9 +117,9 @@ def run(
     if assumed:
         console.print(f"- {assumed} numbers are assumed, not measured: the report lists them", style="dim")
     console.print(summary_table(saved.summary, title=saved.name))
-    instances = instances_table(saved.summary)
-    if instances is not None:
-        console.print(instances)
+    for table in (instances_table(saved.summary), tenants_table(saved.summary)):
+        if table is not None:
+            console.print(table)
     for warning in saved.summary["warnings"]:
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)

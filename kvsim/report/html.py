@@ -18,6 +18,7 @@ from kvsim.report.instances import HEADER, instance_rows
 from kvsim.report.plots import e2e_cdf, overlay, plots_of
 from kvsim.report.rows import Group, comparison_groups, summary_groups
 from kvsim.report.style import as_svg, inline_svg
+from kvsim.report.tenants import tenant_header, tenant_rows
 from kvsim.report.words import describe, describe_comparison
 from kvsim.results.compare import labels, mismatches
 from kvsim.results.run import Run
@@ -66,6 +67,8 @@ def write_report(run: Run, path: Path, plots: Path | None = None) -> None:
             groups=summary_groups(run.summary),
             instance_columns=HEADER,
             instances=instance_rows(run.summary),
+            tenant_columns=tenant_header(run.summary),
+            tenants=tenant_rows(run.summary),
             pictures=pictures,
             info=run.summary["info"],
             notes=run.summary["notes"],
