@@ -7,7 +7,7 @@ from typing import TextIO
 
 from kvsim.build_remote import Remote
 from kvsim.build_server import Server
-from kvsim.build_store import StorePort, build_store
+from kvsim.build_store import StorePort, build_store, quota_totals
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
 from kvsim.cluster.desk import Desk
@@ -59,6 +59,7 @@ class Cluster:
         cluster = plan.config.cluster
         assert cluster is not None
         self._reception, self._num_salts = reception, max(reception.num_salts, 1)
+        self._tenants = plan.config.trace.tenants
         self._members = sorted(plan.members, key=_in_order)
         self.store: SharedStore | None = None
         numbers = {member.name: number for number, member in enumerate(self._members)}
@@ -204,6 +205,8 @@ class Cluster:
         add_faults(record.faults, [server.record.faults for server in self.servers])
         add_series(record.series, [each.series for each in record.instances])
         record.tiers = add_tiers(record.instances)
+        if self.store is not None:
+            record.quotas = quota_totals(self.store, self._tenants)
 
     def _scope(self, session: Session, turn: Turn) -> int:
         return turn.demands.adapter * self._num_salts + self._reception.salt_of(session)

@@ -73,8 +73,10 @@ def tenants_table(summary: Mapping[str, Any]) -> Table | None:
     if not rows:
         return None
     table = _table(f"{len(rows)} tenants")
+    table.padding = (0, 1, 0, 0)  # ten columns have to fit
     for name in tenant_header(summary):
-        table.add_column(name, justify="left" if name == "Tenant" else "right", overflow="fold")
+        broken = name.replace("-", "- ")  # where a line may end
+        table.add_column(broken, justify="left" if name == "Tenant" else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     return table

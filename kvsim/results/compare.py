@@ -132,8 +132,8 @@ TENANT_COLUMNS: tuple[Metric, ...] = (
     Metric("", "TTFT P50", ("latency", "ttft_ms", "p50"), "ms", "lower"),
     Metric("", "TTFT P90", ("latency", "ttft_ms", "p90"), "ms", "lower"),
     Metric("", "Slow-down", ("slowdown", "mean"), "ratio", "lower"),
-    Metric("", "Input tokens", ("throughput", "input_tokens"), "count"),
-    Metric("", "Output tokens", ("throughput", "output_tokens"), "count"),
+    Metric("", "Input tokens", ("throughput", "input_tokens"), "tokens"),
+    Metric("", "Output tokens", ("throughput", "output_tokens"), "tokens"),
 )
 """What they show of each tenant, in the tenant's part of the summary."""
 
