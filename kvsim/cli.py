@@ -172,6 +172,7 @@ class Kind(StrEnum):
     links = "links"
     storage = "storage"
     networks = "networks"
+    presets = "presets"
     releases = "releases"
 
 

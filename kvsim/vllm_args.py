@@ -140,17 +140,19 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
         found = "is missing" if role is None else f"{role!r}"
         raise UserError(f"kv_role {found}: vLLM does not start so, expected one of {', '.join(ROLES)}")
     connectors = translations()
+    if name == "MultiConnector":
+        return _several(value, out, version)
     if name not in connectors:
         known = "is not simulated" if name in KNOWN_CONNECTORS else "is unknown"
-        guess = closest(str(name), connectors)
+        guess = closest(str(name), [*connectors, "MultiConnector"])
         raise UserError(f"kv_connector {name} {known}, expected one of {_supported()}{did_you_mean(guess)}")
     extra = value.get("kv_connector_extra_config") or {}
     if not isinstance(extra, Mapping):
         raise UserError(f"kv_connector_extra_config: expected a JSON object, found {show(extra)}")
     silent = [key for key in ("engine_id", "kv_port", "enable_permute_local_kv") if key in value]
-    if role != "kv_both":
+    if role != "kv_both" and name != "MooncakeStoreConnector":
         silent.append(f"kv_role ({role} stores and loads as kv_both does, with this connector)")
-    connectors[name](Extra(extra, out, silent, version))
+    connectors[name](Extra(extra, out, silent, version, role=str(role)))
     _buffer_device(value.get("kv_buffer_device"), out, silent)
     _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
     if silent:
@@ -158,8 +160,36 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
     return out
 
 
+def _several(value: Mapping[str, Any], out: Translation, version: str) -> Translation:
+    """MultiConnector: v1/multi_connector.py; ``connectors`` are configs like the whole."""
+    extra = value.get("kv_connector_extra_config")
+    parts = extra.get("connectors") if isinstance(extra, Mapping) else None
+    place = "kv_connector_extra_config.connectors"
+    if not isinstance(extra, Mapping) or not isinstance(parts, list) or not parts:
+        found = "an empty one" if parts == [] else show(parts)
+        raise UserError(f"{place}: expected a list of connectors, found {found}")
+    if others := [key for key in extra if key != "connectors"]:
+        raise UserError(f"unknown key kv_connector_extra_config.{others[0]}, expected connectors")
+    sections: list[dict[str, Any]] = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, Mapping):
+            raise UserError(f"{place}.{number}: expected a JSON object, found {show(part)}")
+        if part.get("kv_connector") == "MultiConnector":
+            raise UserError(f"{place}.{number}: a MultiConnector in another is not simulated")
+        try:
+            each = _transfer_config(part, version)
+        except UserError as error:
+            raise UserError(f"{place}.{number}: {error}") from None
+        each.connector.pop("kv_load_failure_policy", None)  # vLLM's scheduler reads the one of the whole
+        sections.append(each.connector)
+        out.notes += each.notes
+    out.connector |= {"kind": "multi", "connectors": sections}
+    _load_failure_policy(value.get("kv_load_failure_policy", "fail"), out)
+    return out
+
+
 def _buffer_device(device: object, out: Translation, silent: list[str]) -> None:
-    if device is not None and out.connector["kind"] != "nixl":
+    if device is not None and out.connector.get("kind") != "nixl":
         silent.append("kv_buffer_device")
     elif device is not None:
         out.connector["kv_buffer_device"] = device
@@ -173,4 +203,4 @@ def _load_failure_policy(policy: object, out: Translation) -> None:
 
 
 def _supported() -> str:
-    return ", ".join(translations())
+    return ", ".join([*translations(), "MultiConnector"])
