@@ -53,7 +53,7 @@ from kvsim.resolve import Plan
 from kvsim.schedule_recorder import ScheduleRecorder
 from kvsim.schedule_tiers import TierFiles, TierRecorder
 from kvsim.scheduler import Scheduler
-from kvsim.synchronous import LMCacheMP, Synchronous
+from kvsim.synchronous import LMCacheMP, LMCacheNode, Synchronous
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.witness import Witness, WitnessedWorker
 
@@ -71,6 +71,7 @@ class EngineBuilder:
         remote: its instance's place in the network, if there is one.
         store: the way to a store that instances share.
         hold_up: the scheduler of the engine built last waits so long.
+        lmcache: the node whose LMCache server it shares with others; None = it shares none.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class EngineBuilder:
         remote: Remote | None = None,
         store: StorePort | None = None,
         hold_up: Callable[[int], None] = lambda _duration_ns: None,
+        lmcache: LMCacheNode | None = None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
         self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
@@ -95,12 +97,21 @@ class EngineBuilder:
         self._links: list[DuplexLink] = []  # of the engine built last
         self._link_of_dead: DuplexLink | None = None  # it outlives its engine, as the tiers do
         self._synchronous = Synchronous(plan, clock)
-        self._lmcache_mp = LMCacheMP(plan, clock)
+        self._lmcache_mp = LMCacheMP(plan, clock, lmcache)
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
         self._parts = [  # of a MultiConnector
             EngineBuilder(
-                clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, remote, store, hold_up
+                clock,
+                part,
+                host_memory,
+                tiers if has_tiers(part) else (),
+                faults,
+                kv_events,
+                remote,
+                store,
+                hold_up,
+                lmcache,
             )
             for part in plan.parts
         ]
