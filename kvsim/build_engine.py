@@ -24,6 +24,7 @@ from kvsim.config import (
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
     MooncakeStoreConnectorConfig,
+    MultiConnectorConfig,
     OffloadingConnectorConfig,
     SimpleCPUConnectorConfig,
 )
@@ -32,8 +33,11 @@ from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopie
 from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.lmcache_client import Alarm
+from kvsim.connectors.mooncake_store import MooncakeStoreConnector
 from kvsim.connectors.multi import MultiConnector, multi_worker
+from kvsim.connectors.nixl import NixlConnector
 from kvsim.connectors.site import HeldToProtocol, Moves, Site, Traffic
+from kvsim.connectors.split_multi import SplitMultiConnector, SplitMultiWorker
 from kvsim.copy_time import copy_time
 from kvsim.data_parallel import RankBooks
 from kvsim.engine import Engine
@@ -329,7 +333,10 @@ class EngineBuilder:
             return connector
         if self._parts:
             parts = [part.part_connector(kv, site) for part in self._parts]
-            return MultiConnector(parts, [num_tiers(part) for part in plan.parts])
+            tiers_of = [num_tiers(part) for part in plan.parts]
+            if isinstance(config, MultiConnectorConfig) and config.split:
+                return self._split_connector(parts, tiers_of)
+            return MultiConnector(parts, tiers_of)
         if isinstance(config, OffloadingConnectorConfig) and plan.fast:
             in_runs: Any = kv
             return run_offloading_connector(plan, config, in_runs, self._faulty_tiers, self._faults)
@@ -376,6 +383,20 @@ class EngineBuilder:
         if self._remote is not None and config.kind in REMOTE:
             return self._remote.connector(site)
         return None
+
+    def _split_connector(self, parts: Sequence[KVConnector], tiers_of: Sequence[int]) -> SplitMultiConnector:
+        """Of the hand-over and the store."""
+        assert self._remote is not None
+        assert self._store is not None
+        known = [part for part in parts if isinstance(part, NixlConnector | MooncakeStoreConnector)]
+        return SplitMultiConnector(
+            known,
+            tiers_of,
+            store_path=self._store.path,
+            peer_path=self._remote.path_from,
+            own_bytes_per_s=self._remote.endpoint.bytes_per_s,
+            block_size=self._plan.sizes.block_tokens,
+        )
 
     def _worker(
         self,
@@ -433,6 +454,8 @@ class EngineBuilder:
             alarm.on_ring = site.wake
             workers.append(worker)
             links.append(link)
+        if isinstance(connector, SplitMultiConnector):
+            return SplitMultiWorker(workers, range(len(workers))), Traffic(links)
         return multi_worker(workers), Traffic(links)
 
     def _recorder(

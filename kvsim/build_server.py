@@ -15,6 +15,7 @@ from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, build_tiers
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
+from kvsim.connectors.split_multi import SplitMultiConnector
 from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine
@@ -171,6 +172,10 @@ class Server:
             if isinstance(scheduler, SpeculativeScheduler):
                 accepted, drafts = scheduler.num_accepted_tokens, scheduler.num_draft_tokens
                 self.record.notes.append(f"speculative decoding: {accepted:,} of {drafts:,} drafts were accepted")
+            if isinstance(scheduler.connector, SplitMultiConnector):
+                split = scheduler.connector
+                of_store = f"{split.num_split_blocks:,} blocks of them from the store"
+                self.record.notes.append(f"{split.num_splits:,} prefixes came over two paths, {of_store}")
             if self.plan.config.debug and not scheduler.requests and not rank.engine.is_dead:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
                 idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang

@@ -10,6 +10,7 @@ from kvsim.compute import ComputeStream
 from kvsim.config import MooncakeStoreConnectorConfig
 from kvsim.connectors.mooncake_store import MooncakeStoreConnector
 from kvsim.connectors.mooncake_store_worker import MooncakeStoreWorker
+from kvsim.connectors.path_split import Path
 from kvsim.connectors.store_lookup import StoreLookup
 from kvsim.hardware import LinkDirection
 from kvsim.network import Endpoint, Fabric
@@ -164,6 +165,25 @@ class StorePort:
     def config(self) -> MooncakeStoreConnectorConfig:
         """Of the connector."""
         return self._config
+
+    def path(self) -> Path:
+        """The way on which blocks come, as far as an instance can know it: how many nodes there are, not who has what.
+
+        With ``placement: local`` the blocks of a prompt lie on one node, its writer's; else on all of them.
+        """
+        end, shape, costs, store = self._client.endpoint, self._client.shape, self._client.costs, self._store
+        assert self._plan.config.cluster is not None
+        assert self._plan.config.cluster.store is not None
+        lines = store.line_rates
+        nodes = 1 if self._plan.config.cluster.store.placement == "local" else len(lines)
+        return Path(
+            min(nodes * min(lines), end.bytes_per_s),
+            end.nic.efficiency_ppm(shape.message_bytes),
+            store.object_bytes * shape.readers,
+            costs.rpc + end.nic.setup_ns + store.fabric.latency_ns,
+            costs.key + shape.descriptors * costs.descriptor,
+            nodes,
+        )
 
     def join(self) -> None:
         """The node lends its memory from now on."""

@@ -111,6 +111,11 @@ class MooncakeStoreConnector(KVConnector):
         self._specs[request] = _LoadSpec(num_local_tokens, found)
         return need, True
 
+    def shorten_load(self, request: Request, num_tokens: int) -> None:
+        """Of what was found for it, only so many tokens are going to be asked for: somebody else brings the others."""
+        spec = self._specs[request]
+        spec.found = spec.local + num_tokens
+
     # -- planning
     def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
         self._tables[request] = table
