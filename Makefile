@@ -1,4 +1,5 @@
-# make demo | test | check | lint | bench | bench-compare | mutants | fuzz | fast-mutants | faults | conform-live | clean.
+# make demo | test | check | lint | bench | bench-compare | mutants | fuzz | fast-mutants | remote-mutants | faults |
+# conform-live | clean.
 # Each creates .venv and installs what it needs, once.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
@@ -14,7 +15,7 @@ VLLM := .vllm
 LIVE_PACKAGES := torch==2.13.0 "transformers>=5.16.1,<5.21" blake3 cachetools cbor2 cloudpickle einops filelock \
 	msgspec numpy pillow prometheus_client psutil pydantic pyyaml pyzmq regex requests tqdm
 
-.PHONY: demo test check lint bench bench-compare mutants fuzz fast-mutants faults conform-live clean
+.PHONY: demo test check lint bench bench-compare mutants fuzz fast-mutants remote-mutants faults conform-live clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -58,6 +59,10 @@ fuzz: $(VENV)/.test
 # Break one rule of the fast engine at a time: does a random world notice?
 fast-mutants: $(VENV)/.test
 	$(BIN)/python tests/fast/run_mutants.py
+
+# Break one rule of prefill and decode apart at a time: does a test notice?
+remote-mutants: $(VENV)/.test
+	$(BIN)/python tests/remote/run_mutants.py
 
 # Some cases only: make bench ARGS='--only b c', or ARGS=--quick
 bench: $(VENV)/.run

@@ -95,7 +95,8 @@ class Books(EngineObserver):
                 self._admitted.add(request)
                 entry = self._open[request]
                 if request.handoff is not None and request.handoff.role == "decode":
-                    entry.decode_hit_tokens, entry.remote_tokens = local, external  # its prompt was counted before
+                    entry.decode_hit_tokens = local  # its prompt was counted before
+                    entry.remote_tokens = external - self._tokens_of_tiers(request)
                     continue
                 entry.local_hit_tokens, entry.external_hit_tokens = local, external
                 totals.prompt_tokens += request.num_prompt_tokens
@@ -192,6 +193,11 @@ class Books(EngineObserver):
             for number, tokens in self._offload.connector.hit_tokens_by_tier(request).items():
                 self._record.tiers[number].hit_tokens += tokens
                 entry.secondary_hit_tokens += tokens
+
+    def _tokens_of_tiers(self, request: Request) -> int:
+        """Of its load: tokens that come from tiers, such as a store."""
+        has_tiers = self._offload is not None and self._offload.tiers
+        return sum(self._offload.connector.hit_tokens_by_tier(request).values()) if self._offload and has_tiers else 0
 
     def _unpark(self, request: Request) -> None:
         """It waits for its load no longer; if it has ended meanwhile, it does not wait already."""

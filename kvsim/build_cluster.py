@@ -6,8 +6,8 @@ from functools import cache, partial
 from typing import TextIO
 
 from kvsim.build_remote import Remote
-from kvsim.build_server import Server
-from kvsim.build_store import StorePort, build_store
+from kvsim.build_server import Node, Server
+from kvsim.build_store import StorePort, build_store, quota_totals
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
 from kvsim.cluster.desk import Desk
@@ -59,6 +59,7 @@ class Cluster:
         cluster = plan.config.cluster
         assert cluster is not None
         self._reception, self._num_salts = reception, max(reception.num_salts, 1)
+        self._tenants = plan.config.trace.tenants
         self._members = sorted(plan.members, key=_in_order)
         self.store: SharedStore | None = None
         numbers = {member.name: number for number, member in enumerate(self._members)}
@@ -95,6 +96,7 @@ class Cluster:
             self._remotes = self._network(clock, plan, plan.network, fabric)
             ports = self._store_ports(clock, cluster, fabric)
         block_ids, points = cache(BlockIds), plan.config.output.series_points
+        nodes = _nodes(clock, self._members, cluster.instances_per_node)
         self.servers = [
             Server(
                 clock,
@@ -108,6 +110,7 @@ class Cluster:
                 store=ports.get(member.name),
                 may_die=member.name in cluster.failing,
                 remote=self._remotes.get(member.name),
+                node=nodes.get(member.name),
             )
             for member in plan.members
         ]
@@ -204,6 +207,8 @@ class Cluster:
         add_faults(record.faults, [server.record.faults for server in self.servers])
         add_series(record.series, [each.series for each in record.instances])
         record.tiers = add_tiers(record.instances)
+        if self.store is not None:
+            record.quotas = quota_totals(self.store, self._tenants)
 
     def _scope(self, session: Session, turn: Turn) -> int:
         return turn.demands.adapter * self._num_salts + self._reception.salt_of(session)
@@ -211,6 +216,17 @@ class Cluster:
     def _block_hashes(self, prompt: Prompt, instance: int) -> list[int]:
         adapter, salt = divmod(prompt.scope, self._num_salts)
         return self._by_number[instance].ranks[0].block_hashes(prompt.chain, adapter, salt)
+
+
+def _nodes(clock: Clock, members: list[MemberPlan], per_node: int) -> dict[str, Node]:
+    """The node of each instance, if nodes have several."""
+    shared: dict[tuple[str, int], Node] = {}
+    found: dict[str, Node] = {}
+    for member in members if per_node > 1 else ():
+        group, number = _in_order(member)
+        place = group, number // per_node
+        shared[place] = found[member.name] = shared.get(place) or Node(clock, member.plan)
+    return found
 
 
 def _in_order(member: MemberPlan) -> tuple[str, int]:

@@ -25,6 +25,7 @@ from kvsim.config import (
     LMCacheConnectorConfig,
     LMCacheMPConnectorConfig,
     MooncakeStoreConnectorConfig,
+    MultiConnectorConfig,
     OffloadingConnectorConfig,
     SimpleCPUConnectorConfig,
 )
@@ -33,8 +34,11 @@ from kvsim.connectors.compute_fence import COPIES_WAIT, STORES_WAIT, FencedCopie
 from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.lmcache_client import Alarm
+from kvsim.connectors.mooncake_store import MooncakeStoreConnector
 from kvsim.connectors.multi import MultiConnector, multi_worker
+from kvsim.connectors.nixl import NixlConnector
 from kvsim.connectors.site import HeldToProtocol, Moves, Site, Traffic
+from kvsim.connectors.split_multi import SplitMultiConnector, SplitMultiWorker
 from kvsim.copy_time import copy_time
 from kvsim.data_parallel import RankBooks
 from kvsim.engine import Engine
@@ -55,7 +59,7 @@ from kvsim.resolve import Plan
 from kvsim.schedule_recorder import ScheduleRecorder
 from kvsim.schedule_tiers import TierFiles, TierRecorder
 from kvsim.scheduler import Scheduler
-from kvsim.synchronous import LMCacheMP, Synchronous
+from kvsim.synchronous import LMCacheMP, LMCacheNode, Synchronous
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.timeline_recorder import TimelineRecorder
 from kvsim.witness import Witness, WitnessedWorker
@@ -74,6 +78,7 @@ class EngineBuilder:
         remote: its instance's place in the network, if there is one.
         store: the way to a store that instances share.
         hold_up: the scheduler of the engine built last waits so long.
+        lmcache: the node whose LMCache server it shares with others; None = it shares none.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class EngineBuilder:
         remote: Remote | None = None,
         store: StorePort | None = None,
         hold_up: Callable[[int], None] = lambda _duration_ns: None,
+        lmcache: LMCacheNode | None = None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
         self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
@@ -98,13 +104,22 @@ class EngineBuilder:
         self._links: list[DuplexLink] = []  # of the engine built last
         self._link_of_dead: DuplexLink | None = None  # it outlives its engine, as the tiers do
         self._synchronous = Synchronous(plan, clock)
-        self._lmcache_mp = LMCacheMP(plan, clock)
+        self._lmcache_mp = LMCacheMP(plan, clock, lmcache)
         self._witness: Witness | None = None
         self._tiering: TieringManager | None = None
         self._view: PlanView | None = None  # of the eviction policy of the engine built last
         self._parts = [  # of a MultiConnector
             EngineBuilder(
-                clock, part, host_memory, tiers if has_tiers(part) else (), faults, kv_events, remote, store, hold_up
+                clock,
+                part,
+                host_memory,
+                tiers if has_tiers(part) else (),
+                faults,
+                kv_events,
+                remote,
+                store,
+                hold_up,
+                lmcache,
             )
             for part in plan.parts
         ]
@@ -340,7 +355,10 @@ class EngineBuilder:
             return connector
         if self._parts:
             parts = [part.part_connector(kv, site) for part in self._parts]
-            return MultiConnector(parts, [num_tiers(part) for part in plan.parts])
+            tiers_of = [num_tiers(part) for part in plan.parts]
+            if isinstance(config, MultiConnectorConfig) and config.split:
+                return self._split_connector(parts, tiers_of)
+            return MultiConnector(parts, tiers_of)
         if isinstance(config, OffloadingConnectorConfig) and plan.fast:
             in_runs: Any = kv
             return run_offloading_connector(plan, config, in_runs, self._faulty_tiers, self._faults)
@@ -389,6 +407,20 @@ class EngineBuilder:
         if self._remote is not None and config.kind in REMOTE:
             return self._remote.connector(site)
         return None
+
+    def _split_connector(self, parts: Sequence[KVConnector], tiers_of: Sequence[int]) -> SplitMultiConnector:
+        """Of the hand-over and the store."""
+        assert self._remote is not None
+        assert self._store is not None
+        known = [part for part in parts if isinstance(part, NixlConnector | MooncakeStoreConnector)]
+        return SplitMultiConnector(
+            known,
+            tiers_of,
+            store_path=self._store.path,
+            peer_path=self._remote.path_from,
+            own_bytes_per_s=self._remote.endpoint.bytes_per_s,
+            block_size=self._plan.sizes.block_tokens,
+        )
 
     def _worker(
         self,
@@ -446,6 +478,8 @@ class EngineBuilder:
             alarm.on_ring = site.wake
             workers.append(worker)
             links.append(link)
+        if isinstance(connector, SplitMultiConnector):
+            return SplitMultiWorker(workers, range(len(workers))), Traffic(links)
         return multi_worker(workers), Traffic(links)
 
     def _recorder(

@@ -14,6 +14,7 @@ from kvsim.connectors.handshakes import Handshakes
 from kvsim.connectors.nixl import NixlConnector
 from kvsim.connectors.nixl_worker import NixlWorker
 from kvsim.connectors.p2p_nccl import P2pNcclConnector, P2pNcclWorker
+from kvsim.connectors.path_split import Path
 from kvsim.connectors.push_worker import MOONCAKE, NIXL_PUSH, RECEIVER_PATIENCE_NS, PushRules, PushWorker
 from kvsim.connectors.site import Site
 from kvsim.network import Endpoint, Nic
@@ -89,6 +90,19 @@ class Remote:
     def engine_id(self) -> str:
         """Of the engine built last."""
         return "" if self._port is None else self._port.engine_id
+
+    def path_from(self, engine_id: str) -> Path | None:
+        """The way on which KV comes from an engine to the one built last; None = it is not there."""
+        peer, port = self._exchange.find(engine_id), self._port
+        if peer is None or port is None:
+            return None
+        theirs, ours, size = peer.port.endpoint, port.endpoint, peer.port.shape.message_bytes(port.shape)
+        return Path(
+            min(theirs.bytes_per_s, ours.bytes_per_s),
+            min(theirs.nic.efficiency_ppm(size), ours.nic.efficiency_ppm(size)),
+            port.shape.block_bytes,
+            max(theirs.nic.setup_ns, ours.nic.setup_ns) + self._exchange.fabric.latency_ns,
+        )
 
     def lose(self) -> None:
         """The engine built last has died."""

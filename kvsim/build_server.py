@@ -16,6 +16,7 @@ from kvsim.build_store import StorePort
 from kvsim.build_tiers import BuiltTier, build_tiers
 from kvsim.chain import BlockIds
 from kvsim.clock import Clock
+from kvsim.connectors.split_multi import SplitMultiConnector
 from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
 from kvsim.engine import Engine
@@ -31,6 +32,7 @@ from kvsim.resolve import Plan
 from kvsim.results.records import RequestRecord, RunRecord, Totals
 from kvsim.spec_scheduler import SpeculativeScheduler
 from kvsim.streaming import StreamingInstance
+from kvsim.synchronous import LMCacheNode
 from kvsim.tiers.storage_tier import StorageTier
 from kvsim.timeline_recorder import TimelineRecorder
 from kvsim.trace.replay import Submit
@@ -39,6 +41,24 @@ from kvsim.trace.session import Session, Turn
 
 def _nobody(_rank: int) -> Sequence[KVEventListener]:
     return ()
+
+
+def host_memory_of(plan: Plan) -> HostMemory:
+    """The memory of a host."""
+    return HostMemory(None if plan.config.transfer.kind == "instant" else host_dram_bytes_per_s(plan))
+
+
+class Node:
+    """A host with several servers: they share its memory's bandwidth and its LMCache server."""
+
+    def __init__(self, clock: Clock, plan: Plan) -> None:
+        self.host_memory, self.lmcache = host_memory_of(plan), LMCacheNode(clock)
+        self._num_servers = 0
+
+    def is_first(self) -> bool:
+        """Asked once by each of its servers: whether the LMCache server's memory is counted with it."""
+        self._num_servers += 1
+        return self._num_servers == 1
 
 
 class Server:
@@ -59,6 +79,7 @@ class Server:
         store: the way to a store that instances share.
         may_die: somebody may call `kill`.
         remote: its place in the network, if there is one.
+        node: what it shares with its neighbours; None = it has a node for itself.
     """
 
     def __init__(
@@ -76,11 +97,11 @@ class Server:
         store: StorePort | None = None,
         may_die: bool = False,
         remote: Remote | None = None,
+        node: Node | None = None,
     ) -> None:
         self.name, self.plan, self.record, self._remote = name, plan, record, remote
         self._clock, self._block_ids, self._on_death, self._store = clock, block_ids, on_death, store
-        instant = plan.config.transfer.kind == "instant"
-        self.host_memory = HostMemory(None if instant else host_dram_bytes_per_s(plan))
+        self.host_memory = host_memory_of(plan) if node is None else node.host_memory
         # Tiers wake an engine that is built on them.
         self.tiers: Sequence[BuiltTier] = build_tiers(
             clock, plan, on_change=self._notify, on_blocked=self._hold_up, memory=self.host_memory
@@ -90,8 +111,18 @@ class Server:
         self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
         record.notes += [*self.faults.notes(), *admission_notes(plan)]
         self._builder = EngineBuilder(
-            clock, plan, self.host_memory, self.tiers, self.faults, kv_events, remote, store, self._hold_up
+            clock,
+            plan,
+            self.host_memory,
+            self.tiers,
+            self.faults,
+            kv_events,
+            remote,
+            store,
+            self._hold_up,
+            None if node is None else node.lmcache,
         )
+        self._counts_cpu = node is None or node.is_first()
         self.books: list[RankBooks] = []
         self.ranks: list[Instance] = []
         self._build(reception, clients)
@@ -144,6 +175,10 @@ class Server:
             if isinstance(scheduler, SpeculativeScheduler):
                 accepted, drafts = scheduler.num_accepted_tokens, scheduler.num_draft_tokens
                 self.record.notes.append(f"speculative decoding: {accepted:,} of {drafts:,} drafts were accepted")
+            if isinstance(scheduler.connector, SplitMultiConnector):
+                split = scheduler.connector
+                of_store = f"{split.num_split_blocks:,} blocks of them from the store"
+                self.record.notes.append(f"{split.num_splits:,} prefixes came over two paths, {of_store}")
             if self.plan.config.debug and not scheduler.requests and not rank.engine.is_dead:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
                 idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
@@ -213,5 +248,7 @@ class Server:
     def _note_sizes(self, totals: Totals) -> None:
         sizes = self.plan.sizes
         totals.num_gpu_blocks, totals.num_cpu_blocks = sizes.num_gpu_blocks - 1, sizes.num_cpu_chunks
+        if not self._counts_cpu:
+            totals.num_cpu_blocks = 0
         totals.block_tokens = sizes.block_tokens
         totals.gpu_block_bytes, totals.cpu_block_bytes = sizes.gpu_block_bytes, sizes.cpu_chunk_bytes

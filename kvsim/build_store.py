@@ -10,15 +10,17 @@ from kvsim.compute import ComputeStream
 from kvsim.config import MooncakeStoreConnectorConfig
 from kvsim.connectors.mooncake_store import MooncakeStoreConnector
 from kvsim.connectors.mooncake_store_worker import MooncakeStoreWorker
+from kvsim.connectors.path_split import Path
 from kvsim.connectors.store_lookup import StoreLookup
 from kvsim.hardware import LinkDirection
 from kvsim.network import Endpoint, Fabric
 from kvsim.profile import Pieces
 from kvsim.resolve import Plan
-from kvsim.results.records import TierTotals
+from kvsim.results.records import QuotaTotals, TierTotals
 from kvsim.store.client import ClientCosts, Shape, StoreClient
 from kvsim.store.disks import DiskSpeed
 from kvsim.store.master import Master, MasterRules
+from kvsim.store.quotas import TenantQuotas
 from kvsim.store.segments import Segments
 from kvsim.store.shared import NodeRoom, SharedStore
 from kvsim.store_plan import disk_of, store_connector
@@ -41,7 +43,7 @@ def build_store(clock: Clock, plan: Plan, fabric: Fabric) -> SharedStore | None:
     is_shared = config.disk_path == "shared"
     return SharedStore(
         clock,
-        Master(clock, Segments(config.placement, plan.config.seed), rules),
+        Master(clock, Segments(config.placement, plan.config.seed), rules, _quotas(plan)),
         fabric,
         NodeRoom(config.memory_per_node // layout.object_bytes, 0 if is_shared else on_disk),
         layout.object_bytes,
@@ -51,6 +53,25 @@ def build_store(clock: Clock, plan: Plan, fabric: Fabric) -> SharedStore | None:
         shared_room=on_disk * len(cluster.names) if is_shared else 0,
         instant=plan.config.transfer.kind == "instant",
     )
+
+
+def _quotas(plan: Plan) -> TenantQuotas | None:
+    """Of tenants, in copies of objects; the part of one is lost."""
+    cluster, tenants = plan.config.cluster, plan.config.trace.tenants
+    if cluster is None or cluster.store is None or not cluster.store.quotas:
+        return None
+    limits = {tenants.index(name): size // plan.store.object_bytes for name, size in cluster.store.quotas.items()}
+    return TenantQuotas(limits, len(tenants), cluster.store.lease_ttl)
+
+
+def quota_totals(store: SharedStore, tenants: list[str]) -> list[QuotaTotals]:
+    """What each tenant with a quota has had of the store."""
+    quotas, size = store.master.quotas, store.object_bytes
+    rooms = {} if quotas is None else quotas.rooms
+    return [
+        QuotaTotals(tenants[salt], size, room.limit, room.used, room.peak, room.evicted, room.refused)
+        for salt, room in sorted(rooms.items())
+    ]
 
 
 def _copy_up(plan: Plan) -> Callable[[int], int]:
@@ -144,6 +165,25 @@ class StorePort:
     def config(self) -> MooncakeStoreConnectorConfig:
         """Of the connector."""
         return self._config
+
+    def path(self) -> Path:
+        """The way on which blocks come, as far as an instance can know it: how many nodes there are, not who has what.
+
+        With ``placement: local`` the blocks of a prompt lie on one node, its writer's; else on all of them.
+        """
+        end, shape, costs, store = self._client.endpoint, self._client.shape, self._client.costs, self._store
+        assert self._plan.config.cluster is not None
+        assert self._plan.config.cluster.store is not None
+        lines = store.line_rates
+        nodes = 1 if self._plan.config.cluster.store.placement == "local" else len(lines)
+        return Path(
+            min(nodes * min(lines), end.bytes_per_s),
+            end.nic.efficiency_ppm(shape.message_bytes),
+            store.object_bytes * shape.readers,
+            costs.rpc + end.nic.setup_ns + store.fabric.latency_ns,
+            costs.key + shape.descriptors * costs.descriptor,
+            nodes,
+        )
 
     def join(self) -> None:
         """The node lends its memory from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvsim.config.presets import load_preset, preset_names
 from kvsim.errors import UserError
 from kvsim.nics import load_nic, nic_names
 from kvsim.profile import default_link, link_names, load_link
@@ -63,6 +64,10 @@ def _networks() -> list[tuple[str, str]]:
     return [(nic.name, f"{nic.device}: {nic.bandwidth.used / 1e9:g} GB/s each way") for nic in nics]
 
 
+def _presets() -> list[tuple[str, str]]:
+    return [(each.name, f"{each.vllm}: {each.about}") for each in map(load_preset, preset_names())]
+
+
 def _releases() -> list[tuple[str, str]]:
     return [(name, f"decides as vLLM {name}") for name in RELEASES]
 
@@ -83,5 +88,6 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "links": _links,
     "storage": _storage,
     "networks": _networks,
+    "presets": _presets,
     "releases": _releases,
 }

@@ -129,7 +129,7 @@ def run(
     changes += [f"{key}={time}" for key, time in window.items() if time is not None]
     line = LineOptions(vllm, trace, gpu, vllm_version, model_config)
     settings = line.load(config, changes)
-    from kvsim.report.tables import instances_table, summary_table
+    from kvsim.report.tables import instances_table, summary_table, tenants_table
     from kvsim.results.records import ASSUMED
     from kvsim.runner import run_and_save
 
@@ -154,9 +154,9 @@ def run(
     if assumed:
         console.print(f"- {assumed} numbers are assumed, not measured: the report lists them", style="dim")
     console.print(summary_table(saved.summary, title=saved.name))
-    instances = instances_table(saved.summary)
-    if instances is not None:
-        console.print(instances)
+    for table in (instances_table(saved.summary), tenants_table(saved.summary)):
+        if table is not None:
+            console.print(table)
     for warning in saved.summary["warnings"]:
         console.print(Text.assemble(("warning: ", "yellow"), warning))
     console.print(f"digest {saved.summary['digest']}", highlight=False, soft_wrap=True)
@@ -211,6 +211,7 @@ class Kind(StrEnum):
     links = "links"
     storage = "storage"
     networks = "networks"
+    presets = "presets"
     releases = "releases"
 
 

@@ -94,6 +94,7 @@ def resolve_run(config: RunConfig, trace: Trace, *, exports_schedule: bool = Fal
             raise ConfigError(str(error)) from None
     _check_failing(config, plans)
     _check_split(config, plans)
+    _check_nodes(config, plans)
     outputs = [plan.config.engine.structured_output for plan in plans.values()]
     if any(output != outputs[0] for output in outputs):
         raise ConfigError("cluster.instances: expected the same engine.structured_output in all groups")
@@ -120,6 +121,30 @@ def _check_failing(config: RunConfig, plans: dict[str, Plan]) -> None:
             raise ConfigError(
                 f"cluster.events: {failing[0]} fails, expected engine.data_parallel_size 1 for instances that fail:"
                 " ranks that die are not simulated"
+            )
+
+
+def _check_nodes(config: RunConfig, plans: dict[str, Plan]) -> None:
+    """Only LMCache's server is simulated as shared by neighbours, who may not die: it would have to unlock theirs."""
+    assert config.cluster is not None
+    count = config.cluster.instances_per_node
+    if count == 1:
+        return
+    for group in config.cluster.instances:
+        if "lmcache_mp" not in kinds_of(plans[group.name].config.connector):
+            raise ConfigError(
+                f"cluster.instances_per_node: {count}: expected 1 for {group.name}, whose connector is"
+                f" {plans[group.name].config.connector.kind}: only the server of lmcache_mp is shared"
+            )
+        if group.count % count:
+            raise ConfigError(
+                f"cluster.instances_per_node: {count}: {group.name} has {group.count} instances, expected a multiple"
+            )
+        failing = sorted(config.cluster.failing.intersection(group.instances))
+        if failing:
+            raise ConfigError(
+                f"cluster.events: {failing[0]} fails, expected cluster.instances_per_node 1 for instances that fail:"
+                " what they leave locked in a shared server is not simulated"
             )
 
 
@@ -183,6 +208,7 @@ def _together(config: RunConfig, plans: dict[str, Plan]) -> ClusterPlan:
         *_merged({name: plan.notes for name, plan in plans.items()}),
         _about_routers(config.cluster),
         *_about_events(config),
+        *_about_nodes(config.cluster),
         *(network.notes if network is not None else ()),
     ]
     cautions = _merged({name: plan.cautions for name, plan in plans.items()})
@@ -196,6 +222,13 @@ def _about_routers(cluster: ClusterConfig) -> str:
     routers = {"prefill": cluster.router, "decode": cluster.decode_router or cluster.router}
     pools = [f"{len(cluster.pools[role])} {role} instances behind router {each.kind}" for role, each in routers.items()]
     return f"{' and '.join(pools)}, which hand KV over; {means}; hits are those of the prefill instances"
+
+
+def _about_nodes(cluster: ClusterConfig) -> list[str]:
+    count = cluster.instances_per_node
+    nodes = len(cluster.names) // count
+    shared = f"{count} instances share a node, its host memory and its LMCache server: {nodes} servers in all"
+    return [f"{shared}; its memory is counted with the first of them"] if count > 1 else []
 
 
 def _about_events(config: RunConfig) -> list[str]:

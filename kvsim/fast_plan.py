@@ -57,6 +57,7 @@ def needs_reference(config: RunConfig, groups: KVGroups, gates: GatePlan) -> lis
         "engine.speculative": engine.speculative is not None,
         "engine.data_parallel_size": engine.data_parallel_size > 1,
         "KV cache groups that are not full attention": bool(groups.specs),
+        "cluster.store.quotas": bool(config.cluster and config.cluster.store and config.cluster.store.quotas),
     }
     return [name for name, is_given in obstacles.items() if is_given] + [*_of_connector(config), *_of_faults(config)]
 

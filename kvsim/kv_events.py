@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 NS = 10**9
 GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"  # media
+SHARED_STORE = "cpu"  # as vLLM's MooncakeStoreConnector spells the medium of what all instances can load
 FULL_ATTENTION = "full_attention"
 
 
@@ -134,6 +135,23 @@ class OffloadEventLog023(OffloadEventLog):
         """Chunks were evicted to make room."""
         if keys:
             self.append(BlockRemoved(list(keys), self.medium))
+
+
+class StoreEventLog(KVEventLog):
+    """Of a store that instances share: what this instance has written there, block by block.
+
+    Rules: vLLM 0.33.0 mooncake/store/worker.py (KVCacheStoreSendingThread._handle_request): an event for each block
+    when all of its shards are there, in a medium spelt ``cpu``; what the store drops is never told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SHARED_STORE)
+
+    def stored(self, hashes: Sequence[int], places: Sequence[int], block_size: int) -> None:
+        """These of a request's blocks have been written."""
+        for place in places:
+            parent = hashes[place - 1] if place else None
+            self.append(BlockStored([hashes[place]], parent, None, block_size, None, self.medium, None, group_idx=0))
 
 
 KVEventListener = Callable[[int, Sequence[KVCacheEvent]], None]

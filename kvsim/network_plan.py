@@ -119,6 +119,11 @@ def regions(config: RunConfig, model: ModelSpec, layers: int) -> int:
 def notes_of_remote(config: RunConfig) -> list[str]:
     """Choices and assumptions."""
     connector = config.connector
+    if isinstance(connector, MultiConnectorConfig) and connector.split:
+        together = "ending together as far as line rates and what the instance itself has asked for tell"
+        return [
+            f"connector.split: prefixes come from prefill instance and store at once, which no vLLM does, {together}"
+        ]
     if not isinstance(connector, NixlConnectorConfig | MooncakeConnectorConfig):
         return []
     return [f"{ASSUMED}handshake of {connector.handshake / 1e6:g} ms at the first contact of two instances"]

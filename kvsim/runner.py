@@ -111,6 +111,7 @@ def run_of(plan: Plan | ClusterPlan, record: RunRecord) -> Run:
         info=_info(plan),
         router=_routers(config.cluster),
         instances=instance_tables(record),
+        quotas=[as_row(quota) for quota in record.quotas],
     )
 
 

@@ -93,6 +93,7 @@ def check_store(config: RunConfig, layout: StoreLayout) -> None:
         )
     if store is not None:
         disk_of(store)
+        _check_quotas(store, layout)
     connector = store_connector(config.connector)
     if connector is None:
         return
@@ -108,6 +109,16 @@ def check_store(config: RunConfig, layout: StoreLayout) -> None:
             "connector.role: consumer: it neither looks anything up nor saves anything: expected enable_lookup,"
             " save_decode_cache or another role"
         )
+
+
+def _check_quotas(store: StoreConfig, layout: StoreLayout) -> None:
+    """A quota is nothing at all, or room for a block with its copies; names are `check_tenants`'s business."""
+    for name, size in store.quotas.items():
+        if 0 < size < layout.object_bytes:
+            raise UserError(
+                f"cluster.store.quotas.{name}: {size} B: a block takes {layout.object_bytes} B, expected room for at"
+                " least one, or 0 (keep nothing)"
+            )
 
 
 def disk_of(store: StoreConfig) -> StorageProfile | None:
@@ -135,6 +146,9 @@ def store_notes(config: RunConfig, layout: StoreLayout) -> list[str]:
         f"{room}; all shards of a block lie on one node",
         f"{ASSUMED}rpc_latency and key_time of the store's master, descriptor_time of the I/O threads",
     ]
+    if store.quotas:
+        quotas = ", ".join(f"{name} {size / 2**30:,.1f} GiB" for name, size in store.quotas.items())
+        notes.append(f"store: quotas of {quotas}; Mooncake has them, vLLM's connector tells it no tenant so far")
     if layout.readers > 1:
         notes.append(f"store: {layout.readers} ranks hold the same KV: it is stored once, and each of them loads it")
     disk = disk_of(store)

@@ -16,7 +16,7 @@ from kvsim.config import (
 from kvsim.connectors.base import ConnectorWorker, KVConnector
 from kvsim.connectors.example import ExampleConnector, ExampleWorker
 from kvsim.connectors.lmcache import LMCacheConnector
-from kvsim.connectors.lmcache_client import Alarm, LMCacheClient
+from kvsim.connectors.lmcache_client import Alarm, LMCacheClient, NodeAlarm
 from kvsim.connectors.lmcache_mp import LMCacheMPConnector
 from kvsim.connectors.lmcache_mp_worker import LMCacheMPWorker
 from kvsim.connectors.lmcache_worker import LayerwiseLMCacheWorker, LMCacheWorker
@@ -142,39 +142,63 @@ class Synchronous(_Hardware):
         return LMCacheWorker(layers, load, store, self._reads)
 
 
-class LMCacheMP(_Hardware):
-    """What `kvsim.build` needs of LMCache's server and its client."""
+class LMCacheNode:
+    """A node whose engines share LMCache's server: the first of them that is built brings it."""
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.alarm = NodeAlarm(clock)
+        self.client: LMCacheClient | None = None
+
+
+class LMCacheMP(_Hardware):
+    """What `kvsim.build` needs of LMCache's server and its client.
+
+    Args:
+        node: whose server it is; None = the engine's own, which dies with it.
+    """
+
+    def __init__(self, plan: Plan, clock: Clock, node: LMCacheNode | None = None) -> None:
         super().__init__(plan, clock)
-        self.alarm = Alarm(clock)
+        self.alarm, self._node = Alarm(clock), node
         self._client: LMCacheClient | None = None
 
     def connector(self) -> LMCacheMPConnector:
         """The scheduler side, with the server."""
-        config, sizes = self._plan.config.connector, self._plan.sizes
+        config, sizes, node = self._plan.config.connector, self._plan.sizes, self._node
         assert isinstance(config, LMCacheMPConnectorConfig)
-        read, write, below = None, None, None
-        if config.l2 is not None:
-            link = self._medium()
-            self.storage.append(link)
-            read, write = (self._access(link, way, config.l2, sizes.cpu_chunk_bytes) for way in ("h2d", "d2h"))
-            below = self._l2(config.l2)
-        restarts = [Restart(each.at, each.at + each.downtime, each.keep_cache) for each in config.restarts]
-        self._client = LMCacheClient(
-            self._clock,
-            self.alarm,
-            LMCacheServer(sizes.num_cpu_chunks, _eviction(config), below),
-            lookup_ns=config.lookup_latency,
-            outages=outages(restarts, config.heartbeat_interval),
-            read_below=read,
-            write_below=write,
-        )
+        is_first = node is None or node.client is None
+        if node is None:
+            self._client = self._new_client(config, self.alarm)
+        else:
+            node.alarm.members.append(self.alarm)
+            node.client = self._client = node.client or self._new_client(config, node.alarm)
         return LMCacheMPConnector(
             self._client,
             blocks_per_chunk=config.chunk_size // sizes.block_tokens,
             block_size=sizes.block_tokens,
             save_decode_cache=config.save_decode_cache,
+            tells_of_server=is_first,
+        )
+
+    def _new_client(self, config: LMCacheMPConnectorConfig, alarm: Alarm) -> LMCacheClient:
+        read, write, below, sizes = None, None, None, self._plan.sizes
+        if config.l2 is not None:
+            link = self._medium()
+            if isinstance(alarm, NodeAlarm):
+                link.on_finish = alarm.ring
+            else:
+                self.storage.append(link)
+            read, write = (self._access(link, way, config.l2, sizes.cpu_chunk_bytes) for way in ("h2d", "d2h"))
+            below = self._l2(config.l2)
+        restarts = [Restart(each.at, each.at + each.downtime, each.keep_cache) for each in config.restarts]
+        return LMCacheClient(
+            self._clock,
+            alarm,
+            LMCacheServer(sizes.num_cpu_chunks, _eviction(config), below),
+            lookup_ns=config.lookup_latency,
+            outages=outages(restarts, config.heartbeat_interval),
+            read_below=read,
+            write_below=write,
         )
 
     def _l2(self, config: LMCacheL2) -> L2:

@@ -31,14 +31,20 @@ def check_tenants(config: RunConfig) -> None:
         UserError: they are not.
     """
     connector, tenants = config.connector, config.trace.tenants
+    store = config.cluster.store if config.cluster is not None else None
+    if store is not None:
+        _check_names("cluster.store.quotas", list(store.quotas), tenants)
     if not isinstance(connector, LMCacheMPConnectorConfig) or connector.l2 is None:
         return
-    changed = [change.tenant for change in connector.l2.quota_changes]
-    for key, names in (("quotas", list(connector.l2.quotas)), ("quota_changes", changed)):
-        unknown = [name for name in names if name not in tenants]
-        if unknown:
-            expected = ", ".join(tenants) or "names in trace.tenants, which is empty"
-            raise UserError(f"connector.l2.{key}: no tenant {unknown[0]!r}, expected {expected}")
+    _check_names("connector.l2.quotas", list(connector.l2.quotas), tenants)
+    _check_names("connector.l2.quota_changes", [change.tenant for change in connector.l2.quota_changes], tenants)
+
+
+def _check_names(key: str, names: list[str], tenants: list[str]) -> None:
+    unknown = [name for name in names if name not in tenants]
+    if unknown:
+        expected = ", ".join(tenants) or "names in trace.tenants, which is empty"
+        raise UserError(f"{key}: no tenant {unknown[0]!r}, expected {expected}")
 
 
 def one_copy_note(connector: Connector, model: str, ranks: int) -> str | None:

@@ -187,7 +187,7 @@ def _transfer_config(value: Mapping[str, Any], version: str) -> Translation:
 
 
 def _buffer_device(device: object, out: Translation, silent: list[str]) -> None:
-    if device is not None and out.connector["kind"] != "nixl":
+    if device is not None and out.connector.get("kind") != "nixl":
         silent.append("kv_buffer_device")
     elif device is not None:
         out.connector["kv_buffer_device"] = device

@@ -288,6 +288,47 @@ def _mooncake(extra: Extra) -> None:
     extra.end()
 
 
+def _hf3fs(extra: Extra) -> None:
+    """HF3FSKVConnector: hf3fs/hf3fs_connector.py."""
+    extra.out.connector["preset"] = "hf3fs"
+    size = extra.whole("hf3fs_file_size", 1)
+    if size is not None:
+        extra.out.notes.append(
+            f"hf3fs_file_size {size} is of each rank and of all instances together: cluster.store.disk_per_node ="
+            " that x ranks / instances"
+        )
+    extra.ignore("hf3fs_storage_path", "hf3fs_metadata_server_url", "hf3fs_client_numjobs")
+    extra.ignore("hf3fs_max_device_buffer_count")
+    extra.end()
+
+
+def _flexkv(extra: Extra) -> None:
+    """FlexKVConnectorV1: all of its settings are FlexKV's own."""
+    extra.out.connector["preset"] = "flexkv"
+    extra.out.notes.append(
+        "FLEXKV_CONFIG_PATH and FLEXKV_* of the environment are not read: connector.cpu_bytes_to_use, connector.tiers"
+    )
+    extra.end()
+
+
+def _moriio(extra: Extra) -> None:
+    """MoRIIOConnector: moriio/moriio_common.py (MoRIIOConfig); ``read_mode`` is true if its text is true or 1."""
+    section = extra.out.connector
+    reads = str(extra.take("read_mode", "false")).lower().strip() in ("true", "1")
+    section["preset"] = "moriio-read" if reads else "moriio"
+    timeout = extra.take("defer_timeout")
+    if timeout is not None:
+        key = "kv_lease_duration" if reads else "abort_request_timeout"
+        section[key] = f"{extra.number('defer_timeout', timeout):g}s"
+    extra.refuse("backend", "is not simulated, expected rdma", unless=("rdma",))
+    workers = extra.whole("num_workers", 1)
+    if workers is not None and not reads:
+        section["num_workers"] = workers
+    extra.ignore("http_port", "proxy_ip", "proxy_ping_port", "handshake_port", "notify_port", "host_ip")
+    extra.ignore("transfer_timeout", "recv_abort_timeout", "qp_per_transfer", "post_batch_size")
+    extra.end()
+
+
 def _decode_bench(extra: Extra) -> None:
     """DecodeBenchConnector: decode_bench_connector.py."""
     extra.out.connector["kind"] = "decode_bench"
@@ -307,7 +348,8 @@ def _mooncake_store(extra: Extra) -> None:
             section[key] = extra.truth(key, default=default)
         extra.refuse("store_tp_size", "is not simulated, expected none")
         extra.refuse("prefill_tp_sizes", "is not simulated, expected none")
-        extra.ignore("cache_prefix", "enable_group_semantics")
+        extra.refuse("enable_store_tp_lcm", "is not simulated, expected false", unless=(False,))
+        extra.ignore("cache_prefix", "enable_group_semantics", "custom_mem_pool")
     extra.ignore("lookup_rpc_port", "enable_cross_layers_blocks")
     if extra.take("preferred_segment"):
         extra.out.notes.append("preferred_segment is cluster.store.placement: local")
@@ -374,6 +416,9 @@ def translations() -> dict[str, Callable[[Extra], None]]:
         "MultiConnector": ("multi", _multi),
         "P2pNcclConnector": ("p2p_nccl", _p2p_nccl),
         "DecodeBenchConnector": ("decode_bench", _decode_bench),
+        "HF3FSKVConnector": ("mooncake_store", _hf3fs),
+        "FlexKVConnectorV1": ("offloading", _flexkv),
+        "MoRIIOConnector": ("mooncake", _moriio),
     }
     return {name: function for name, (kind, function) in known.items() if kind in CONNECTORS.names()}
 

@@ -137,6 +137,55 @@ def test_lmcache() -> None:
     assert translated(transfer("ExampleConnector", shared_storage_path="/tmp")) == {"kind": "example"}  # noqa: S108
 
 
+def test_mooncake_store() -> None:
+    """The role counts, sizes stand in a file of Mooncake's that is not read."""
+    value = json.dumps(
+        {
+            "kv_connector": "MooncakeStoreConnector", "kv_role": "kv_consumer",
+            "kv_connector_extra_config": {"save_decode_cache": True, "lookup_async": True, "cache_prefix": "x"},
+        }
+    )  # fmt: skip
+    found = translate(value, "0.33.0")
+    assert found.connector == {
+        "kind": "mooncake_store", "role": "consumer", "save_decode_cache": True, "enable_lookup": True,
+        "lookup_async": True,
+    }  # fmt: skip
+    assert found.notes == [
+        "vLLM's config does not say how large the store is: cluster.store does",
+        "from vLLM's MooncakeStoreConnector config, without effect in a simulation: cache_prefix",
+    ]
+
+
+def test_multi() -> None:
+    """Each part is read like a whole config, in order; the failure policy of the whole counts alone."""
+    nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_load_failure_policy": "recompute"}
+    store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    for policy, expected in (("fail", {}), ("recompute", {"kv_load_failure_policy": "recompute"})):
+        value = {
+            "kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": policy,
+            "kv_connector_extra_config": {"connectors": [nixl, store]},
+        }  # fmt: skip
+        connector = translated(value)
+        parts = connector.pop("connectors")
+        assert connector == {"kind": "multi"} | expected
+        assert parts[0] == {"kind": "nixl"}
+        assert (parts[1]["kind"], parts[1]["role"]) == ("mooncake_store", "both")
+
+
+def test_presets() -> None:
+    """Connectors without a model of their own become presets, with the settings that have a meaning there."""
+    assert translated(transfer("FlexKVConnectorV1")) == {"preset": "flexkv"}
+    found = translate(transfer("HF3FSKVConnector", hf3fs_file_size=2**34, hf3fs_client_numjobs=32), "0.33.0")
+    assert found.connector == {"preset": "hf3fs"}
+    assert found.notes[0].startswith("hf3fs_file_size 17179869184 is of each rank and of all instances together")
+    assert translated(transfer("MoRIIOConnector", http_port="20005", defer_timeout=30)) == {
+        "preset": "moriio", "abort_request_timeout": "30s",
+    }  # fmt: skip
+    assert translated(transfer("MoRIIOConnector", http_port=1, read_mode="True", defer_timeout=30)) == {
+        "preset": "moriio-read", "kv_lease_duration": "30s",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["LMCacheConnectorV1", "LMCacheMPConnector", "ExampleConnector"])
 def test_every_connector_makes_a_config(tmp_path: Path, name: str) -> None:
     """What is left out has defaults, and what is assumed is told."""
@@ -217,7 +266,11 @@ WRONG: dict[str, tuple[object, str]] = {
         transfer("MultiConnector", connectors=[json.loads(transfer("MultiConnector"))]),
         "connectors.0.kv_connector: expected one of OffloadingConnector, SimpleCPU",
     ),
-    "flexkv": (transfer("FlexKVConnectorV1"), "kv_connector FlexKVConnectorV1 is not simulated, expected one of Off"),
+    "hisparse": (transfer("HiSparseConnector"), "kv_connector HiSparseConnector is not simulated, expected one of Off"),
+    "xgmi": (transfer("MoRIIOConnector", backend="xgmi"), "backend: 'xgmi': is not simulated, expected rdma"),
+    "store, sync": (transfer("MooncakeStoreConnector", load_async=False), "load_async: false: is not simulated, expected t"),
+    "store, tp": (transfer("MooncakeStoreConnector", store_tp_size=8), "store_tp_size: 8: is not simulated, expected none"),
+    "flexkv": (transfer("FlexKVConnectorV1", cpu_cache_gb=32), "unknown key kv_connector_extra_config.cpu_cache_gb"),
     "both ways": (transfer("NixlConnector", bidirectional_kv_xfer=True), "bidirectional_kv_xfer: true: is not simula"),
     "tcp": (transfer("MooncakeConnector", mooncake_protocol="tcp"), "mooncake_protocol: 'tcp': is not simulated, exp"),
     "module": (

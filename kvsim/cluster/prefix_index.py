@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from kvsim.cluster.views import Answer, KVEvents, News, Prompt, RouterSite
-from kvsim.kv_events import FULL_ATTENTION, AllBlocksCleared, BlockRemoved, BlockStored
+from kvsim.kv_events import FULL_ATTENTION, SHARED_STORE, AllBlocksCleared, BlockRemoved, BlockStored
 
 
 class PrefixIndex(Protocol):
@@ -142,6 +142,8 @@ class EventIndex:
         if not isinstance(news, KVEvents):
             return
         for event in news.events:
+            if getattr(event, "medium", "") == SHARED_STORE:
+                continue  # no nearer to this instance than to others, and nobody tells when it leaves
             if isinstance(event, BlockStored):
                 if event.kv_cache_spec_kind in (None, FULL_ATTENTION):
                     self._groups.add(event.group_idx)

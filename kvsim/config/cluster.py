@@ -85,6 +85,10 @@ class ClusterConfig(Component):
     decode_router: RouterConfig | None = Field(
         None, description="which decode instance a turn goes to, router = which prefill instance; null = as router"
     )
+    instances_per_node: Annotated[int, Field(ge=1)] = Field(
+        1,
+        description="neighbours of a group that share a node: its memory's bandwidth and LMCache's server (lmcache_mp)",
+    )
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="NICs and the fabric between them")
     store: StoreConfig | None = Field(None, description="a store that all instances share; null = none")
     events: Annotated[tuple[ClusterEvent, ...], BeforeValidator(as_tuple)] = Field(

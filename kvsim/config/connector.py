@@ -134,11 +134,21 @@ class MultiConnectorConfig(Component):
     connectors: Annotated[tuple[Part, ...], BeforeValidator(as_tuple), Field(min_length=1)] = Field(
         description="in the order in which they are asked: the first that has tokens loads them, all of them store"
     )
+    split: bool = Field(
+        False,
+        description="nixl and mooncake_store: a prefix that both have comes over both paths at once; vLLM does not",
+    )
     kv_load_failure_policy: KVLoadFailurePolicy = Field("fail", description=ON_LOAD_FAILURE)
 
     @model_validator(mode="after")
     def _fits(self) -> MultiConnectorConfig:
         kinds = [part.kind for part in self.connectors]
+        if self.split:
+            nixl = next((part for part in self.connectors if isinstance(part, NixlConnectorConfig)), None)
+            if sorted(kinds) != ["mooncake_store", "nixl"] or nixl is None:
+                raise Misfit("split", f"expected the connectors nixl and mooncake_store, found {', '.join(kinds)}")
+            if nixl.mode != "pull" or nixl.kv_buffer_device != "cuda":
+                raise Misfit("split", "expected nixl with mode pull and kv_buffer_device cuda")
         twice = [kind for kind in kinds if kinds.count(kind) > 1]
         if twice:
             raise Misfit("connectors", f"expected each kind once, found {twice[0]} {kinds.count(twice[0])} times")

@@ -62,7 +62,7 @@ class ServerRestart(Component):
 
 
 class LMCacheMPConnectorConfig(Component):
-    """LMCacheMPConnector with its server (`lmcache server`), which this engine has for itself."""
+    """LMCacheMPConnector with its server (`lmcache server`): the engine's own, or that of a node with several."""
 
     kind: Literal["lmcache_mp"] = Field("lmcache_mp", description="vLLM's LMCacheMPConnector")
     chunk_size: Count = Field(256, description="tokens of a chunk; a multiple of the GPU's block size")

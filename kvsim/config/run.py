@@ -24,6 +24,7 @@ from kvsim.config.custom import check_classes, class_paths
 from kvsim.config.engine import EngineConfig, HardwareConfig, ModelConfig, RooflineStepTime, StepTime
 from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.fields import Folders, Name, Text
+from kvsim.config.presets import expand_presets
 from kvsim.config.tiers import tier_names
 from kvsim.config.trace import TraceConfig
 from kvsim.errors import UserError
@@ -208,7 +209,7 @@ def make_config(
     if isinstance(data, dict):  # if not, the file itself is wrong, and that is what the user hears
         changes = [parse_override(each) if isinstance(each, str) else each for each in overrides]
         for change in sorted(changes, key=lambda change: change.keys[0] != "engine"):  # vllm_version first
-            if change.keys[0] == "connector" and change.keys[1:] not in ((), ("from_vllm",)):
+            if change.keys[0] == "connector" and change.keys[1:] not in ((), ("from_vllm",), ("preset",)):
                 _translate(data, document, sources)
             apply_change(change, RunConfig, data, sources)
             _spell_out(data)
@@ -256,7 +257,16 @@ def _put(given: Given, data: dict[str, Any], sources: dict[Keys, str]) -> None:
 
 
 def _translate(data: dict[str, Any], document: Document, sources: dict[Keys, str]) -> None:
-    """Put our own keys in the place of ``connector.from_vllm``."""
+    """Put keys of our own in the place of ``connector.from_vllm`` and of ``connector.preset``."""
+    _from_vllm(data, document, sources)
+    place: Keys = ("connector", "preset")
+    try:
+        expand_presets(data)
+    except UserError as error:
+        raise UserError(f"{sources.get(place) or document.where(place)}: {error}") from None
+
+
+def _from_vllm(data: dict[str, Any], document: Document, sources: dict[Keys, str]) -> None:
     section, place = data.get("connector"), ("connector", "from_vllm")
     if not isinstance(section, dict) or "from_vllm" not in section:
         return

@@ -41,6 +41,11 @@ class StoreConfig(Component):
     client_ttl: Annotated[Duration, Field(gt=0)] = Field(
         10 * SECOND_NS, description="after that a node that has failed is given up (--client_ttl)"
     )
+    quotas: dict[Text, Size] = Field(
+        default_factory=dict,
+        description="memory of all nodes that a tenant's KV may take, such as alice: 100GiB; a tenant over its quota"
+        " drops its own KV only, one without shares what is left (Mooncake's tenant quotas)",
+    )
     rpc_latency: Duration = Field(100 * US_NS, description="a question to the master and its answer (assumed)")
     key_time: Duration = Field(1 * US_NS, description="of each block that is asked for (assumed)")
 

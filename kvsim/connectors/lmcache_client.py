@@ -29,6 +29,20 @@ class Alarm:
         event.callbacks.append(lambda _event: self.on_ring())
 
 
+class NodeAlarm(Alarm):
+    """Wakes all engines of a node: their server has changed."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.members: list[Alarm] = []
+        self.on_ring = self.ring
+
+    def ring(self) -> None:
+        """Now."""
+        for member in self.members:
+            member.on_ring()
+
+
 @dataclass(slots=True)
 class Lookup:
     """Asked once; ready when its time has come and what it wants from L2 has been read."""
@@ -41,6 +55,8 @@ class Lookup:
 
 class LMCacheClient:
     """Everything goes through here, so that restarts of the server take effect before anything that follows them.
+
+    Engines of one node share it: their heartbeats are in step, so that all of them see the same server.
 
     While the server is gone nothing is answered, until it is back or the client has noticed (`Outage.answered_ns`);
     all of that has then failed. While the client knows that it is gone, nothing is asked: lookups find nothing, stores

@@ -53,12 +53,21 @@ class LMCacheMPConnector(KVConnector):
     chunk; a request's blocks stay until its last store is over, whether it had one or not.
     Rules: LMCache 0.5.6 integration/vllm/lmcache_mp_connector.py and lmcache_mp_metadata.py, which vLLM 0.33.0 prefers
     over its own copy, without lazy_offload and eager prefetch.
+
+    Args:
+        tells_of_server: what the server holds and has lost is told here; of the engines that share it, one does.
     """
 
     def __init__(
-        self, client: LMCacheClient, *, blocks_per_chunk: int, block_size: int, save_decode_cache: bool = False
+        self,
+        client: LMCacheClient,
+        *,
+        blocks_per_chunk: int,
+        block_size: int,
+        save_decode_cache: bool = False,
+        tells_of_server: bool = True,
     ) -> None:
-        self.client = client
+        self.client, self._tells = client, tells_of_server
         self._per_chunk, self._block_size = blocks_per_chunk, block_size
         self._chunk, self._save_decode = blocks_per_chunk * block_size, save_decode_cache
         self._lookups: dict[Request, Lookup] = {}
@@ -100,15 +109,15 @@ class LMCacheMPConnector(KVConnector):
 
     @property
     def num_offloaded_chunks(self) -> int:
-        return len(self.client.server.memory)
+        return len(self.client.server.memory) if self._tells else 0
 
     @property
     def num_evicted_chunks(self) -> int:
-        return self.client.server.memory.num_evicted
+        return self.client.server.memory.num_evicted if self._tells else 0
 
     @property
     def num_refusals(self) -> int:
-        return self.client.server.num_refused
+        return self.client.server.num_refused if self._tells else 0
 
     # -- planning
     def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
@@ -180,6 +189,8 @@ class LMCacheMPConnector(KVConnector):
 
     def cautions(self) -> list[str]:
         client = self.client
+        if not self._tells:
+            return []
         found = [f"{client.num_lost} loads and stores were lost when the LMCache server restarted."] * bool(
             client.num_lost
         )

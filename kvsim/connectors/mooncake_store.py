@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from kvsim.cache.block_pool import BlockPool
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.store_lookup import StoreLookup
+from kvsim.kv_events import KVCacheEvent, StoreEventLog
 from kvsim.request import Request
 
 Role = Literal["both", "producer", "consumer"]
@@ -21,6 +23,7 @@ class SaveJob:
     request: Request
     last: int
     blocks: list[int]  # the whole table, referenced until the job is over
+    stored: list[Any] = field(init=False, default_factory=list)  # keys that it has written
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +99,8 @@ class MooncakeStoreConnector(KVConnector):
         self._pinned: dict[int, list[int]] = {}  # blocks referenced by a save
         self._num_saves = 0
         self._loaded: dict[Request, int] = {}  # tokens of its last load
+        self._events: StoreEventLog | None = None  # if KV events are wanted
+        self._jobs: dict[int, SaveJob] = {}  # then: those that are not over
         self.num_load_jobs = self.num_store_jobs = 0
 
     # -- looking
@@ -110,6 +115,11 @@ class MooncakeStoreConnector(KVConnector):
             return 0, False
         self._specs[request] = _LoadSpec(num_local_tokens, found)
         return need, True
+
+    def shorten_load(self, request: Request, num_tokens: int) -> None:
+        """Of what was found for it, only so many tokens are going to be asked for: somebody else brings the others."""
+        spec = self._specs[request]
+        spec.found = spec.local + num_tokens
 
     # -- planning
     def update_state_after_alloc(self, request: Request, table: list[int], num_external_tokens: int) -> None:
@@ -178,6 +188,8 @@ class MooncakeStoreConnector(KVConnector):
         self._num_saves += 1
         self._pinned[job.number] = blocks
         self._pool.touch(blocks)
+        if self._events is not None:
+            self._jobs[job.number] = job
         meta.saves.append(job)
 
     def _load(self, request: Request, meta: StoreMeta) -> None:
@@ -201,6 +213,19 @@ class MooncakeStoreConnector(KVConnector):
         """Saves that are over let go of their blocks, the last one first."""
         for number in output.meta or ():
             self._pool.free_blocks(reversed(self._pinned.pop(number)))
+            if self._events is not None:
+                self._tell(self._jobs.pop(number), self._events)
+
+    def _tell(self, job: SaveJob, events: StoreEventLog) -> None:
+        hashes = job.request.block_hashes
+        place = {key: at for at, key in enumerate(hashes[: job.last])}
+        events.stored(hashes, [place[key] for key in job.stored], self._block_size)
+
+    def enable_kv_events(self) -> None:
+        self._events = StoreEventLog()
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        return () if self._events is None else self._events.take()
 
     def has_pending_work(self) -> bool:
         """Saves that are over are reported in a step only."""

@@ -191,6 +191,7 @@ class MooncakeStoreWorker:
                 self._under_pressure = True
                 if self._is_live(job):
                     self._pressed.add(request)
+            job.stored = [key for key in keys if key not in client.unwritten]
             if not is_complete:
                 return
             self._under_pressure = False

@@ -78,7 +78,7 @@ class StoreLookup:
         if counts.failed_reads:
             found.append(f"{counts.failed_reads} blocks that the store had promised could not be read.")
         if counts.refused:
-            found.append(f"{counts.refused} blocks found no room in the store (NO_AVAILABLE_HANDLE).")
+            found.append(f"{counts.refused} blocks found no room in the store, or in their tenant's quota.")
         return found
 
     def _num_blocks(self, request: Request) -> int:

@@ -33,6 +33,7 @@ from kvsim.report.sections import (
 )
 from kvsim.report.sortable import SortableTable, script, script_policy
 from kvsim.report.style import as_svg, inline_svg
+from kvsim.report.tenants import tenant_header, tenant_rows
 from kvsim.report.words import describe, describe_comparison, describe_points
 from kvsim.results.compare import labels, mismatches
 from kvsim.results.records import ASSUMED
@@ -99,6 +100,8 @@ def write_report(run: Run, path: Path, plots: Path | None = None, limits: Sequen
             groups=summary_groups(run.summary),
             instance_columns=HEADER,
             instances=instance_rows(run.summary),
+            tenant_columns=tenant_header(run.summary),
+            tenants=tenant_rows(run.summary),
             pictures=pictures,
             sessions=_part(by_session),
             info=run.summary["info"],

@@ -11,6 +11,7 @@ from rich.text import Text
 from kvsim.report.format import MISSING, shorten, value
 from kvsim.report.instances import HEADER, instance_rows
 from kvsim.report.rows import comparison_groups, summary_groups
+from kvsim.report.tenants import tenant_header, tenant_rows
 from kvsim.results.compare import METRIC, labels, mismatches
 from kvsim.results.run import Run
 
@@ -61,6 +62,21 @@ def instances_table(summary: Mapping[str, Any]) -> Table | None:
     table = _table(f"{len(rows)} instances behind router {summary['cluster']['router']}")
     for name in HEADER:
         table.add_column(name, justify="left" if name in {"Instance", "GPUs", "State"} else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def tenants_table(summary: Mapping[str, Any]) -> Table | None:
+    """The tenants, a row each; None if there are not several."""
+    rows = tenant_rows(summary)
+    if not rows:
+        return None
+    table = _table(f"{len(rows)} tenants")
+    table.padding = (0, 1, 0, 0)  # ten columns have to fit
+    for name in tenant_header(summary):
+        broken = name.replace("-", "- ")  # where a line may end
+        table.add_column(broken, justify="left" if name == "Tenant" else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -33,7 +33,10 @@ class Metric:
         """The value in a summary; None where there is none."""
         value: Any = summary
         for step in self.path:
-            value = value.get(step) if isinstance(value, Mapping) else None
+            if isinstance(value, list):  # of parts that have names
+                value = next((part for part in value if part["name"] == step), None)
+            else:
+                value = value.get(step) if isinstance(value, Mapping) else None
         return value if isinstance(value, int | float) else None
 
 
@@ -111,15 +114,43 @@ NETWORK_METRICS: tuple[Metric, ...] = (
 """What they show where KV goes from instance to instance."""
 
 
+TENANTS_METRICS: tuple[Metric, ...] = (
+    Metric("Tenants", "Tenants", ("fairness", "tenants"), "count"),
+    Metric("Tenants", "Fairness of hits", ("fairness", "hit_rate", "jain"), "ratio", "higher"),
+    Metric("Tenants", "Fairness, slow-down", ("fairness", "slowdown", "jain"), "ratio", "higher"),
+    Metric("Tenants", "Hit rate, lowest", ("fairness", "hit_rate", "lowest"), "share", "higher"),
+    Metric("Tenants", "Hit rate, highest", ("fairness", "hit_rate", "highest"), "share"),
+    Metric("Tenants", "Slow-down, lowest", ("fairness", "slowdown", "lowest"), "ratio"),
+    Metric("Tenants", "Slow-down, highest", ("fairness", "slowdown", "highest"), "ratio", "lower"),
+    Metric("Tenants", "TTFT P90, highest", ("fairness", "ttft_p90_ms", "highest"), "ms", "lower"),
+)
+"""What they show where there are several tenants."""
+
+TENANT_COLUMNS: tuple[Metric, ...] = (
+    Metric("", "Requests", ("requests", "arrived"), "count"),
+    Metric("", "Hit rate", ("hit_rate", "total"), "share", "higher"),
+    Metric("", "TTFT P50", ("latency", "ttft_ms", "p50"), "ms", "lower"),
+    Metric("", "TTFT P90", ("latency", "ttft_ms", "p90"), "ms", "lower"),
+    Metric("", "Slow-down", ("slowdown", "mean"), "ratio", "lower"),
+    Metric("", "Input tokens", ("throughput", "input_tokens"), "tokens"),
+    Metric("", "Output tokens", ("throughput", "output_tokens"), "tokens"),
+)
+"""What they show of each tenant, in the tenant's part of the summary."""
+
+MOST_TENANTS = 8
+"""With more than that in all, a comparison shows the extremes only."""
+
+
 def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """What these runs have to show: :data:`METRICS` without tiers that no run has, and each secondary tier's own.
 
-    Of clusters also how evenly their instances were loaded.
+    Of clusters also how evenly their instances were loaded, of several tenants how evenly they were served.
     """
     names = dict.fromkeys(name for summary in summaries for name in summary.get("secondary_tiers", {}))
     shown = [metric for metric in METRICS if is_shown(metric, summaries)]
     of_clusters = CLUSTER_METRICS if any("cluster" in summary for summary in summaries) else ()
     of_clusters += NETWORK_METRICS if any("network" in summary for summary in summaries) else ()
+    of_clusters += TENANTS_METRICS if any("fairness" in summary for summary in summaries) else ()
     return [*shown, *of_clusters, *(metric for name in names for metric in _tier_metrics(name, summaries))]
 
 
@@ -145,6 +176,18 @@ def _tier_metrics(name: str, summaries: Sequence[Mapping[str, Any]]) -> list[Met
     return [metric for metric in metrics if any(metric.of(summary) is not None for summary in summaries)]
 
 
+def _each_tenant(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """The columns of each tenant as rows, if there are few."""
+    names = dict.fromkeys(each["name"] for summary in summaries for each in summary.get("tenants", ()))
+    if len(names) > MOST_TENANTS:
+        return []
+    return [
+        replace(column, group=f"Tenant {name}", path=("tenants", name, *column.path))
+        for name in names
+        for column in TENANT_COLUMNS
+    ]
+
+
 METRIC: Mapping[str, Metric] = {metric.key: metric for metric in (*METRICS, *NETWORK_METRICS)}
 
 
@@ -160,8 +203,8 @@ class Row:
 
 def compare(runs: Sequence[Run]) -> list[Row]:
     """What several runs have to show, each with the difference (value - first) and the ratio (value / first)."""
-    rows = []
-    for metric in metrics_of([run.summary for run in runs]):
+    rows, summaries = [], [run.summary for run in runs]
+    for metric in (*metrics_of(summaries), *_each_tenant(summaries)):
         values = tuple(metric.of(run.summary) for run in runs)
         first = values[0] if values else None
         rows.append(

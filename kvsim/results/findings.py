@@ -289,10 +289,14 @@ def _computed_tokens(summary: Summary) -> int:
 def _full_tier(summary: Summary) -> list[str]:
     return [
         f"Tier {name} was full ({tier['capacity_bytes'] / GIB:.1f} GiB): {tier['refused_chunks']:,} chunks were not"
-        " written. vLLM deletes nothing there: what is stored first stays."
+        f" written. {_WHEN_FULL.get(tier['kind'], 'vLLM deletes nothing there: what is stored first stays.')}"
         for name, tier in summary["secondary_tiers"].items()
         if tier["refused_chunks"]
     ]
+
+
+# By kind of tier; others keep what they have.
+_WHEN_FULL = {"mooncake": "It makes room every 10 ms, and in a tenant's quota at once; leased blocks stay."}
 
 
 def _idle_tier(summary: Summary) -> list[str]:

@@ -235,6 +235,19 @@ class NetworkTotals:
 
 
 @dataclass(slots=True)
+class QuotaTotals:
+    """What a tenant had of a shared store's memory, copies of blocks, of all nodes."""
+
+    tenant: str
+    chunk_bytes: int
+    quota_chunks: int
+    used_chunks: int = 0  # at the end
+    used_chunks_peak: int = 0
+    evicted_chunks: int = 0  # for lack of quota, not those that left because all memory was full
+    refused_chunks: int = 0  # not written: the tenant's own blocks were all being written, or under a lease
+
+
+@dataclass(slots=True)
 class InstanceRecord:
     """What one instance of a cluster leaves behind; its requests name it."""
 
@@ -260,6 +273,7 @@ class RunRecord:
     tiers: list[TierTotals] = field(default_factory=list)  # secondary ones, in the order in which they are asked
     faults: FaultTotals = field(default_factory=FaultTotals)
     instances: list[InstanceRecord] = field(default_factory=list)  # of a cluster, in the order of the config
+    quotas: list[QuotaTotals] = field(default_factory=list)  # of tenants who have one in a shared store
     notes: list[str] = field(default_factory=list)  # choices and assumptions
     cautions: list[str] = field(default_factory=list)  # what makes the setup itself questionable
     schedule: Sequence[Step] | None = None  # all copies, if they are to be exported

@@ -17,6 +17,7 @@ from kvsim.results.findings import warnings
 from kvsim.results.instances import InstanceTables, instances_frame, summarize_cluster, summarize_instances
 from kvsim.results.network import summarize_network
 from kvsim.results.summary import digest, summarize
+from kvsim.results.tenants import summarize_fairness, summarize_tenants
 from kvsim.results.tiers import TIER_COLUMNS
 
 KIND = "kvsim-run"
@@ -68,6 +69,7 @@ def assemble(
     info: Mapping[str, str] | None = None,
     router: str = "",
     instances: Sequence[InstanceTables] = (),
+    quotas: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
     """Make a run of its tables: the one place where a summary is put together.
 
@@ -84,6 +86,7 @@ def assemble(
         info: What was simulated, for readers (trace, model, GPU, ...), in the order in which to show it.
         router: What the cluster's router is called, if there is a cluster.
         instances: Its instances.
+        quotas: What tenants had of a shared store, if they have quotas there.
     """
     if tier_series is None or not tiers:
         tier_series = no_tiers()
@@ -93,6 +96,8 @@ def assemble(
         measures |= {"cluster": summarize_cluster(router, each), "instances": each}
         network = summarize_network(requests, each, measures["gpu"]["span_s"])
         measures |= {} if network is None else {"network": network}
+    if tenants := summarize_tenants(requests, quotas):
+        measures |= {"fairness": summarize_fairness(tenants), "tenants": tenants}
     summary = {
         "kind": KIND,
         "schema": SCHEMA,

@@ -108,22 +108,11 @@ def summarize(
         ValueError: A column is missing or a status is unknown (a fault of the caller, not of the user).
     """
     requests = _checked(requests)
-    status = requests["status"].astype(str).to_numpy(dtype=object)
-    arrival, scheduled = _ints(requests, "arrival_ns"), _ints(requests, "first_scheduled_ns")
-    finish = _ints(requests, "finish_ns")
-    finished: npt.NDArray[np.bool_] = np.asarray(status == "finished", dtype=bool) & (finish >= 0)
-    admitted = scheduled >= 0
-    preempted = _ints(requests, "preemptions")
-
-    makespan_ns = int(finish[finished].max()) - int(arrival.min()) if finished.any() else None
+    arrival, finished = _ints(requests, "arrival_ns"), _finished(requests)
     end_ns = totals.get("end_ns")
     span_ns = end_ns - int(arrival.min()) if end_ns is not None and len(arrival) else None
     return {
-        "requests": _counts(requests, admitted),
-        "hit_rate": _hit_rate(requests, admitted),
-        "latency": _latency(requests, finished, admitted),
-        "throughput": _throughput(requests, finished, makespan_ns),
-        "preemptions": {"count": int(preempted.sum()), "requests": int((preempted > 0).sum())},
+        **_of_requests(requests),
         "gpu": {
             "steps": totals.get("steps"),
             "span_s": _div(span_ns, 1e9),
@@ -145,6 +134,30 @@ def summarize(
         "faults": {key.removeprefix(FAULT): int(value) for key, value in totals.items() if key.startswith(FAULT)},
         "totals": {key: int(value) for key, value in totals.items()},
     }
+
+
+def summarize_requests(requests: pd.DataFrame) -> dict[str, Any]:
+    """The part of `summarize` that requests tell: of some of them, as if there were no others."""
+    return _of_requests(_checked(requests))
+
+
+def _of_requests(requests: pd.DataFrame) -> dict[str, Any]:
+    arrival, finish = _ints(requests, "arrival_ns"), _ints(requests, "finish_ns")
+    finished, admitted = _finished(requests), _ints(requests, "first_scheduled_ns") >= 0
+    preempted = _ints(requests, "preemptions")
+    makespan_ns = int(finish[finished].max()) - int(arrival.min()) if finished.any() else None
+    return {
+        "requests": _counts(requests, admitted),
+        "hit_rate": _hit_rate(requests, admitted),
+        "latency": _latency(requests, finished, admitted),
+        "throughput": _throughput(requests, finished, makespan_ns),
+        "preemptions": {"count": int(preempted.sum()), "requests": int((preempted > 0).sum())},
+    }
+
+
+def _finished(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    status = requests["status"].astype(str).to_numpy(dtype=object)
+    return np.asarray(status == "finished", dtype=bool) & (_ints(requests, "finish_ns") >= 0)
 
 
 def digest(requests: pd.DataFrame) -> str:
@@ -197,7 +210,8 @@ def _times(count: int | None, size: int | None) -> int | None:
     return count * size if count is not None and size is not None else None
 
 
-def _stats(values_ns: npt.NDArray[Any], unit_ns: float) -> dict[str, float | int | None]:
+def spread(values_ns: npt.NDArray[Any], unit_ns: float) -> dict[str, float | int | None]:
+    """Count, mean and percentiles of some values, in a unit of so many ns; None where there is no value."""
     if not len(values_ns):
         return {"count": 0, "mean": None, "p50": None, "p90": None, "p99": None}
     p50, p90, p99 = (float(p) / unit_ns for p in np.percentile(values_ns, [50, 90, 99]))
@@ -247,11 +261,11 @@ def _latency(
     load_wait = _ints(requests, "load_wait_ns")
     loaded = admitted & (_ints(requests, "external_hit_tokens") > 0)
     return {
-        "ttft_ms": _stats((first - arrival)[spoke], 1e6),
-        "tpot_ms": _stats((finish - first)[several] / (output[several] - 1), 1e6),
-        "e2e_s": _stats((finish - arrival)[finished], 1e9),
-        "queue_ms": _stats(np.maximum(scheduled - arrival - load_wait, 0)[admitted], 1e6),
-        "load_wait_ms": _stats(load_wait[loaded], 1e6),
+        "ttft_ms": spread((first - arrival)[spoke], 1e6),
+        "tpot_ms": spread((finish - first)[several] / (output[several] - 1), 1e6),
+        "e2e_s": spread((finish - arrival)[finished], 1e9),
+        "queue_ms": spread(np.maximum(scheduled - arrival - load_wait, 0)[admitted], 1e6),
+        "load_wait_ms": spread(load_wait[loaded], 1e6),
     }
 
 
@@ -349,6 +363,6 @@ def _sessions(requests: pd.DataFrame, finished: npt.NDArray[np.bool_]) -> dict[s
     return {
         "count": len(whole),
         "complete": int(whole.sum()),
-        "time_s": _stats(times, 1e9),
+        "time_s": spread(times, 1e9),
         "slowest": None if slowest is None else str(last.index[whole][slowest]),
     }

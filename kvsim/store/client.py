@@ -101,6 +101,7 @@ class StoreClient:
         self._clock, self._master, self._copy_up = store.clock, store.master, copy_up
         self.counts = ClientCounts()
         self.reading = self.writing = 0  # objects
+        self.unwritten: frozenset[Any] = frozenset()  # of the last write: what the store does not have
 
     # -- asking
     def count_lookup(self, keys: int) -> int:
@@ -226,7 +227,8 @@ class StoreClient:
         self.writing -= len(keys)
         self.counts.writes += 1
         self.counts.write_ns += self._clock.now - started
-        return not answer.refused and not lost
+        self.unwritten = frozenset((*answer.refused, *lost))
+        return not self.unwritten
 
     def _deliver(self, segment: Segment, keys: list[int], flights: _Flights) -> None:
         def arrived(flow: Flow) -> None:

@@ -10,6 +10,7 @@ import simpy
 
 from kvsim.clock import Clock
 from kvsim.store.leases import Leases
+from kvsim.store.quotas import TenantQuotas
 from kvsim.store.segments import Segment, Segments
 
 MS = 1_000_000
@@ -78,10 +79,13 @@ class Master:
 
     Args:
         segments: the memory of the nodes; mounted and lost through this object.
+        quotas: of tenants; None = nobody has one.
     """
 
-    def __init__(self, clock: Clock, segments: Segments, rules: MasterRules | None = None) -> None:
-        self._clock, self.segments = clock, segments
+    def __init__(
+        self, clock: Clock, segments: Segments, rules: MasterRules | None = None, quotas: TenantQuotas | None = None
+    ) -> None:
+        self._clock, self.segments, self.quotas = clock, segments, quotas
         self.rules = rules or MasterRules()
         self._entries: dict[int, Entry] = {}
         self._complete: dict[int, Entry] = {}  # of these, those that can be found
@@ -113,11 +117,14 @@ class Master:
         if not all(map(self._in_memory.__contains__, keys)):
             keys = [key for key in keys if key in self._in_memory]
         self._leases.read(keys, self._clock.now)
+        if self.quotas is not None:
+            self.quotas.read(keys, self._clock.now)
 
     # -- writing
     def put_start(self, keys: Sequence[int], writer: str) -> PutStart:
         """Reserve room for objects that ``writer`` is going to write."""
         now, answer = self._clock.now, PutStart([], [], [])
+        self._make_room(keys)
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None and (entry.complete or now - entry.started_ns < DISCARD_NS):
@@ -125,22 +132,43 @@ class Master:
                 continue
             if entry is not None:
                 self._drop(key, entry)
-            memory = self._allocate(writer)
+            copies = self._copies(key)
+            memory = self._allocate(writer, copies)
             if memory:
                 self._entries[key] = Entry(now, memory)
+                self._take(key, len(memory))
                 answer.placed.append((key, memory))
             else:
                 answer.refused.append(key)
-        if answer.refused:
-            self.num_refused += len(answer.refused)
-            self._wanted = True
+                self._wanted = self._wanted or copies > 0  # memory is full; it is not if only a quota is
+        self.num_refused += len(answer.refused)
         self._look_soon()
         return answer
 
-    def _allocate(self, writer: str) -> list[Segment]:
+    def _make_room(self, keys: Sequence[int]) -> None:
+        """Whose quota has no room for these drops what it can spare."""
+        if self.quotas is not None:
+            new = [key for key in keys if key not in self._entries]
+            victims = self.quotas.victims(new, self.rules.replicas, self._clock.now)
+            for victim in victims:
+                self._evict_one(victim)
+            self.num_evicted += len(victims)
+
+    def _copies(self, key: int) -> int:
+        """How many its tenant's quota has room for."""
+        found = None if self.quotas is None else self.quotas.free(key)
+        if self.quotas is not None and found == 0:
+            self.quotas.refuse(key)
+        return self.rules.replicas if found is None else min(found, self.rules.replicas)
+
+    def _take(self, key: int, copies: int) -> None:
+        if self.quotas is not None:
+            self.quotas.take(key, copies)
+
+    def _allocate(self, writer: str, copies: int) -> list[Segment]:
         """The first copy must find room; of the others as many as do (Mooncake: best effort)."""
         memory: list[Segment] = []
-        while len(memory) < self.rules.replicas:
+        while len(memory) < copies:
             segment = self.segments.allocate(writer, frozenset(memory))
             if segment is None:
                 break
@@ -158,6 +186,8 @@ class Master:
                 done.append(key)
         self._in_memory.update(done)
         self._leases.write(done, self._clock.now)
+        if self.quotas is not None:
+            self.quotas.write(done, self._clock.now)
         self._look_soon()
 
     def put_revoke(self, keys: Iterable[int]) -> None:
@@ -201,6 +231,7 @@ class Master:
             if segment in entry.memory:
                 entry.memory.remove(segment)
                 self.segments.release(segment)
+                self._take(key, -1)
             if entry.disk is segment:
                 entry.disk = None
             if entry.memory:
@@ -222,6 +253,7 @@ class Master:
     def _drop(self, key: int, entry: Entry) -> None:
         for segment in entry.memory:
             self.segments.release(segment)
+        self._take(key, -len(entry.memory))
         entry.memory = []
         self._leave_memory(key)
         del self._entries[key]
@@ -230,6 +262,8 @@ class Master:
     def _leave_memory(self, key: int) -> None:
         self._in_memory.discard(key)
         self._leases.forget(key)
+        if self.quotas is not None:
+            self.quotas.forget(key)
 
     def _look_soon(self) -> None:
         """Set the alarm of the eviction thread, if there is something for it to do."""
@@ -264,6 +298,7 @@ class Master:
         for segment in entry.memory:
             segment.evicted += 1
             self.segments.release(segment)
+        self._take(key, -len(entry.memory))
         entry.memory = []
         self._leave_memory(key)
         if entry.disk is None:
@@ -281,5 +316,7 @@ class Master:
         for segment in self.segments.all:
             assert segment.used == used.get(segment, 0), f"segment {segment.number} is not as full as it says"
             assert segment.used <= segment.capacity, f"segment {segment.number} is overfull"
+        if self.quotas is not None:
+            self.quotas.check({key: len(entry.memory) for key, entry in self._entries.items()})
         mounted = sum(segment.used for segment in self.segments.all if segment.mounted)
         assert mounted == self.segments.used, "the sum of all segments is wrong"

@@ -57,6 +57,11 @@ class SharedStore:
         """Whether nodes lend disks of their own (Mooncake: enable_offload)."""
         return self._disk_speed is not None and self.room.disk > 0
 
+    @property
+    def line_rates(self) -> list[int]:
+        """Bytes per second of the NICs of each node that has joined."""
+        return [endpoint.bytes_per_s for endpoint in self._endpoints.values()]
+
     def join(self, endpoint: Endpoint) -> None:
         """A node is there, with empty memory."""
         self._endpoints[endpoint.name] = endpoint

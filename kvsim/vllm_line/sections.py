@@ -234,9 +234,9 @@ def _connector(wanted: Sections) -> None:
     for part in (wanted.connector, *wanted.connector.get("connectors", ())):
         for kind, variable, key, unit in _FROM_ENVIRONMENT:
             value = wanted.environment.get(variable)
-            if part["kind"] == kind and value is not None:
+            if part.get("kind") == kind and value is not None:
                 part[key] = f"{value}{unit}" if unit else int(value) if value.isdecimal() else value
-    if wanted.values.get("--enable-prefix-caching") is False and wanted.connector["kind"] == "simple_cpu":
+    if wanted.values.get("--enable-prefix-caching") is False and wanted.connector.get("kind") == "simple_cpu":
         wanted.connector.clear()
         wanted.notes.append("SimpleCPUOffloadConnector disables itself without prefix caching: nothing is offloaded")
     elif wanted.values.get("--enable-prefix-caching") is False:

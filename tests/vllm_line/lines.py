@@ -130,7 +130,6 @@ vllm serve $MODEL_PATH \
         "h200-sxm", "/models/deepseek-ai/DeepSeek-V3", (1, 1, 8),
         {"connector": "MoRIIOConnector", "role": "kv_producer", "cpu_bytes": None}, 4096, 64, 4096,
         notes=("does not read VLLM_USE_V1, VLLM_ALL2ALL_BACKEND any more",),
-        not_simulated=("kv_connector MoRIIOConnector is not simulated",),
         sections={"model.name": "deepseek-v3", "engine.block_size": 1, "engine.data_parallel_size": 8,
                   "hardware.expert_parallel": True}, gpus=8, expert=True,
     ),

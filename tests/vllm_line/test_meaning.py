@@ -115,7 +115,7 @@ NOT_SIMULATED: dict[str, tuple[str, str]] = {
     "dtype": ("--kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4, expected one of auto, bfloat16, float16, fp8"),
     "overrides": ("--hf-overrides '{\"num_hidden_layers\": 2}'", "--hf-overrides: another model config, expected"),
     "drafter": ("-sc '{\"method\":\"suffix\",\"num_speculative_tokens\":2}'", "speculative decoding by suffix, exp"),
-    "connector": (transfer("FlexKVConnectorV1"), "kv_connector FlexKVConnectorV1 is not simulated"),
+    "connector": (transfer("HiSparseConnector"), "kv_connector HiSparseConnector is not simulated"),
     "extra key": (transfer("OffloadingConnector", cpu_bytes_to_us=1), "unknown key kv_connector_extra_config.cpu_b"),
     "scheduler": ("--scheduler-cls my.Scheduler", "--scheduler-cls my.Scheduler: a scheduler of your own"),
     "LMCache's file": (
