@@ -95,14 +95,26 @@ def _least_chunks(plan: Plan, config: OffloadingConnectorConfig, wanted: MinLeng
 
 
 def break_even_chunks(plan: Plan, blocks_per_chunk: int) -> int | None:
-    """From how many chunks on loading them, alone on the link, takes less than computing them; None = never."""
+    """From how many chunks on loading them, alone on the link, takes less than computing them; None = never.
+
+    The longer, the better: a load's fixed part counts less, and attention makes later tokens dearer to compute.
+    """
     cost, view = copy_time(plan), PlanView(Clock(), plan, blocks_per_chunk)
-    most = plan.limits.max_model_len // (plan.sizes.block_tokens * blocks_per_chunk)
-    for chunks in range(1, most + 1):
+
+    def pays(chunks: int) -> bool:
         load = CopyJob(0, "load", list(range(chunks)), list(range(chunks * blocks_per_chunk)))
-        if cost(load, "h2d").solo_ns < view.prefill_ns(0, chunks):
-            return chunks
-    return None
+        return cost(load, "h2d").solo_ns < view.prefill_ns(0, chunks)
+
+    most = max(plan.limits.max_model_len // (plan.sizes.block_tokens * blocks_per_chunk), 1)
+    low, high = 0, 1  # the first does not pay
+    while high < most and not pays(high):
+        low, high = high, min(2 * high, most)
+    if not pays(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
 
 
 def admission_notes(plan: Plan) -> list[str]:

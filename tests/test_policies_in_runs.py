@@ -11,6 +11,8 @@ from worlds import MS, TraceBuilder, config, random_config, random_faults, rando
 from kvsim.build_policy import PlanView, break_even_chunks
 from kvsim.clock import Clock
 from kvsim.config import RunConfig
+from kvsim.connectors.base import CopyJob
+from kvsim.copy_time import copy_time
 from kvsim.errors import UserError
 from kvsim.offload.policies.view import NEVER, TurnFacts
 from kvsim.registry import POLICIES
@@ -93,6 +95,20 @@ def test_break_even_of_link_and_step_time() -> None:
     assert PlanView(Clock(), plan, 1).prefill_ns(0, 4) == 4 * 16 * (MS + 256 * 10_000) // 256
     assert break_even_chunks(plan, 1) == 1
     assert "admission min_length: stored are requests of 16 tokens or more (loading is faster then)" in record.notes
+
+
+@pytest.mark.parametrize(("per_token", "first"), [("3us", None), ("3500ns", 3), ("4us", 1)])
+def test_the_break_even_is_the_first_length_that_pays(per_token: str, first: int | None) -> None:
+    """A block of 2 MiB loads in about 50 us and something before: trying all lengths finds the same one."""
+    settings = config(connector=CPU, step_time={"kind": "fixed", "per_step": "1ns", "per_token": per_token})
+    plan, _ = run(three_sessions().build(), settings)
+    assert isinstance(plan, Plan)
+    cost, view = copy_time(plan), PlanView(Clock(), plan, 1)
+    pays = [
+        cost(CopyJob(0, "load", [0] * chunks, [0] * chunks), "h2d").solo_ns < view.prefill_ns(0, chunks)
+        for chunks in range(1, 129)
+    ]
+    assert break_even_chunks(plan, 1) == (pays.index(True) + 1 if any(pays) else None) == first
 
 
 def test_a_load_that_never_pays_is_told() -> None:
