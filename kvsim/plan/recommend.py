@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvsim.plan.axes import CPU, NVME, STORE
+from kvsim.plan.bounds import WorkingSet
 from kvsim.plan.planner import Planned, counterpart
 from kvsim.plan.rated import Rated, servers_of
 from kvsim.plan.search import Point, neighbours
@@ -212,7 +213,7 @@ def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
             found.append(
                 f"The trace has {size(keep)} of different KV, the GPUs of an instance hold {size(pool)}: an LRU cache"
                 f" of that size serves {bounds.working_set.gpu_hit_rate:.0%} of the prompt blocks, one without limit"
-                f" {bounds.working_set.max_hit_rate:.0%}."
+                f" {bounds.working_set.max_hit_rate:.0%}.{_knees(bounds.working_set)}"
             )
     if bounds.break_even is not None:
         even = bounds.break_even
@@ -239,6 +240,14 @@ def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
                 f" {money(there.usd_per_1m_tokens)} ({change}) and the SLO is {'met' if there.is_met else 'missed'}."
             )
     return found
+
+
+def _knees(keep: WorkingSet) -> str:
+    """Where one LRU cache for everything begins to buy clearly less."""
+    if not keep.knees:
+        return ""
+    knees = ", ".join(f"{size(at)} ({rate:.0%})" for at, rate in keep.knees)
+    return f" One cache for all of it buys clearly less beyond {knees}."
 
 
 def _how_sure(planned: Planned, near: tuple[Neighbour, ...]) -> list[str]:
