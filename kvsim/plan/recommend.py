@@ -149,13 +149,14 @@ def _resource(summary: Mapping[str, Any], key: str) -> tuple[str, str]:
         return ("gpu", f"{gpu}{what}") if busy >= BUSY_SHARE else ("compute", f"it is the time of the steps ({gpu})")
     if queue is not None and queue >= ttft / 2:
         held = summary["tiers"]["gpu"]["held"]["peak_share"] or 0.0
-        waits = f"{min(queue / ttft, 1):.0%} of TTFT P90 is the queue ({gpu}"
+        waits = f"queue P90 is {amount('ttft', queue * 1e6)} ({gpu}"
         if held > 0.98 and busy < BUSY_SHARE:
             return "gpu_kv", f"{waits}, the GPU's KV pool was full at its peak, {preempted:,} preemptions)"
         return "queue", f"{waits}, {preempted:,} preemptions)"
     if load is not None and load >= ttft / 2:
-        return "load_link", f"half of TTFT P90 or more is the time of loads ({gpu})"
-    return "compute", f"most of TTFT is the time to compute what no cache has, and {gpu}"
+        return "load_link", f"load wait P90 is {amount('ttft', load * 1e6)} of it ({gpu})"
+    waits = f"queue P90 {amount('ttft', (queue or 0) * 1e6)}, load wait P90 {amount('ttft', (load or 0) * 1e6)}"
+    return "compute", f"{waits}, the rest is computing what no cache has; {gpu}"
 
 
 def _verdict(planned: Planned, best: Point) -> Verdict:
