@@ -263,14 +263,13 @@ def _parts(config: RunConfig, trace: Trace) -> tuple[Plan, ...]:
     found: list[Plan] = []
     for number, part in enumerate(config.connector.connectors):
         try:
-            found.append(
-                _resolve(
-                    config.model_copy(update={"connector": part, "debug": False}),
-                    trace,
-                    exports_schedule=False,
-                    is_part=True,
-                )
+            part_plan = _resolve(
+                config.model_copy(update={"connector": part, "debug": False}),
+                trace,
+                exports_schedule=False,
+                is_part=True,
             )
+            found.append(replace(part_plan, fast=False))  # as the engine with several connectors
         except UserError as error:
             place = f"connector.connectors.{number}"
             text = str(error)

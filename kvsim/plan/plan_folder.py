@@ -34,8 +34,10 @@ def claim(folder: Path) -> None:
     """Raise UserError if a folder is something else than a plan's, before anything is simulated."""
     if not folder.exists() and not folder.is_symlink():
         return
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= _OWN_NAMES:
-        return
+    if folder.is_dir():
+        names = {path.name for path in folder.iterdir()}
+        if {name for name in names if ".partial-" not in name} <= _OWN_NAMES:  # what a killed plan may have left
+            return
     raise UserError(f"{folder}: exists and is not a plan's folder (or holds other files too); expected a new name")
 
 

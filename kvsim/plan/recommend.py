@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvsim.plan.axes import CPU, NVME, STORE
+from kvsim.plan.bounds import WorkingSet
 from kvsim.plan.planner import Planned, counterpart
 from kvsim.plan.rated import Rated, servers_of
 from kvsim.plan.search import Point, neighbours
@@ -148,13 +149,14 @@ def _resource(summary: Mapping[str, Any], key: str) -> tuple[str, str]:
         return ("gpu", f"{gpu}{what}") if busy >= BUSY_SHARE else ("compute", f"it is the time of the steps ({gpu})")
     if queue is not None and queue >= ttft / 2:
         held = summary["tiers"]["gpu"]["held"]["peak_share"] or 0.0
-        waits = f"{min(queue / ttft, 1):.0%} of TTFT P90 is the queue ({gpu}"
+        waits = f"queue P90 is {amount('ttft', queue * 1e6)} ({gpu}"
         if held > 0.98 and busy < BUSY_SHARE:
             return "gpu_kv", f"{waits}, the GPU's KV pool was full at its peak, {preempted:,} preemptions)"
         return "queue", f"{waits}, {preempted:,} preemptions)"
     if load is not None and load >= ttft / 2:
-        return "load_link", f"half of TTFT P90 or more is the time of loads ({gpu})"
-    return "compute", f"most of TTFT is the time to compute what no cache has, and {gpu}"
+        return "load_link", f"load wait P90 is {amount('ttft', load * 1e6)} of it ({gpu})"
+    waits = f"queue P90 {amount('ttft', (queue or 0) * 1e6)}, load wait P90 {amount('ttft', (load or 0) * 1e6)}"
+    return "compute", f"{waits}, the rest is computing what no cache has; {gpu}"
 
 
 def _verdict(planned: Planned, best: Point) -> Verdict:
@@ -212,7 +214,7 @@ def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
             found.append(
                 f"The trace has {size(keep)} of different KV, the GPUs of an instance hold {size(pool)}: an LRU cache"
                 f" of that size serves {bounds.working_set.gpu_hit_rate:.0%} of the prompt blocks, one without limit"
-                f" {bounds.working_set.max_hit_rate:.0%}."
+                f" {bounds.working_set.max_hit_rate:.0%}.{_knees(bounds.working_set)}"
             )
     if bounds.break_even is not None:
         even = bounds.break_even
@@ -239,6 +241,14 @@ def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
                 f" {money(there.usd_per_1m_tokens)} ({change}) and the SLO is {'met' if there.is_met else 'missed'}."
             )
     return found
+
+
+def _knees(keep: WorkingSet) -> str:
+    """Where one LRU cache for everything begins to buy clearly less."""
+    if not keep.knees:
+        return ""
+    knees = ", ".join(f"{size(at)} ({rate:.0%})" for at, rate in keep.knees)
+    return f" One cache for all of it buys clearly less beyond {knees}."
 
 
 def _how_sure(planned: Planned, near: tuple[Neighbour, ...]) -> list[str]:

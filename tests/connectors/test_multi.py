@@ -184,6 +184,14 @@ def test_offloading_with_tiers_before_the_store() -> None:
     assert [tier.hit_tokens for tier in settings.tiers] == [0, 2_048]
 
 
+def test_offloading_among_them_is_simulated_step_by_step() -> None:
+    """With engine.kind auto OffloadingConnector beside others works with blocks, not with runs, as the engine does."""
+    cpu = {"kind": "offloading", "cpu_bytes_to_use": "1GiB"}
+    checked, plain = (simulate(cpu, STORE, starts_ms=(0, 1_000), debug=debug) for debug in (True, False))
+    assert plain.requests == checked.requests
+    assert plain.totals == checked.totals
+
+
 def test_a_synchronous_one_among_them() -> None:
     """ExampleConnector stops the step for its files, the store loads beside it."""
     record = simulate({"kind": "example"}, STORE)

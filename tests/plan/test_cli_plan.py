@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,29 @@ def test_a_plan_goes_on_where_it_was(workplace: Path, first: Result) -> None:
     printed = json.loads(again.stdout)
     assert printed.pop("folder") == "first"
     assert printed == json.loads(answer)
+
+
+def test_its_page_begins_with_the_answer(workplace: Path, first: Result) -> None:
+    """The report says the answer first, then its neighbours with what they cost; `kvsim report` makes the same page."""
+    assert first.exit_code == 0
+    answer = json.loads((workplace / "first" / "plan.json").read_text())
+    page = (workplace / "first" / "report.html").read_text()
+    for text in ("The answer, and what is next to it", "USD per 1M output tokens", *answer["answer"].split("; ")[1:]):
+        assert text in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert page.index("The answer, and what is next to it") < page.index("Over finished requests, as in vllm bench")
+    again = kvsim("report", "first", "-o", "page.html", "--title", "kvsim plan: plan", cwd=workplace)
+    assert again.exit_code == 0, again.output
+    assert (workplace / "page.html").read_text() == page
+
+
+def test_a_damaged_answer_is_told(workplace: Path, first: Result, tmp_path: Path) -> None:
+    """A folder whose plan.json is not what a plan writes is one line, not a page without an answer."""
+    assert first.exit_code == 0
+    shutil.copytree(workplace / "first", tmp_path / "damaged")
+    (tmp_path / "damaged" / "plan.json").write_text("{}")
+    found = kvsim("report", "damaged", "-o", "page.html", cwd=tmp_path)
+    assert isinstance(found.exception, UserError)
+    assert "plan.json: damaged, or not the answer of a plan" in str(found.exception)
 
 
 def test_from_a_vllm_line(workplace: Path) -> None:
