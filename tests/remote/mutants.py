@@ -1,6 +1,9 @@
 """Rules of prefill and decode apart, each with a way to break it. A test of this folder must notice (run_mutants.py).
 
 (rule, module under kvsim/, text, what it becomes). The text must occur exactly once, or the mutant is stale.
+
+Not here, because nothing could notice: who needs none of a prompt's KV says so. A decode instance always lacks the last
+token, and clients that leave before are refused where instances have roles.
 """
 
 from __future__ import annotations
@@ -65,12 +68,6 @@ MUTANTS = [
         WORKER,
         "            self._exchange.tell(remote.engine_id, lambda peer: peer.on_read(remote.request_id))\n        else:\n            self._failed",
         "        else:\n            self._failed",
-    ),
-    (
-        "free: who needs nothing says so",
-        WORKER,
-        "        elif not receive.blocks:\n            self._exchange.tell(engine_id, lambda peer: peer.on_read(request_id))\n        else:\n            self._transfer(receive)",
-        "        elif receive.blocks:\n            self._transfer(receive)",
     ),
     (
         "free: what was read is reported",

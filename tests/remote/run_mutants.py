@@ -20,6 +20,7 @@ from mutants import MUTANTS  # noqa: E402 - found by the line above
 from run import run_all  # noqa: E402
 
 FILES = (
+    "remote/test_rules.py",
     "remote/test_prefill_decode.py",
     "connectors/test_path_split.py",
     "remote/test_split.py",
