@@ -86,6 +86,7 @@ class EngineBuilder:
         hold_up: Callable[[int], None] = lambda _duration_ns: None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
+        self._turn = 0 if store is None else store.turn
         self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
@@ -111,7 +112,7 @@ class EngineBuilder:
         plan, config = self._plan, self._plan.config
         kv = self._kv_cache_manager()
         self._links.clear()
-        self._compute = ComputeStream(self._clock)
+        self._compute = ComputeStream(self._clock, self._turn)
         site = self._site(kv)
         for part in self._parts:
             part.begin_part(self._compute)
@@ -251,6 +252,7 @@ class EngineBuilder:
                 worker,
                 observer=books,
                 compute=self._compute,
+                turn=self._turn,
                 is_disturbed=lambda: any(link.slows_compute for link in self._links),
             )
         if launches is None:
@@ -264,6 +266,7 @@ class EngineBuilder:
                 encoder_token_ns=plan.gates.encoder_token_ns,
                 check_every_step=checks,
                 compute=self._compute,
+                turn=self._turn,
             )
         return AsyncEngine(
             self._clock,

@@ -124,18 +124,19 @@ class StorePort:
 
     Args:
         endpoint: of the instance, which is a node of the store too.
+        turn: its number among all instances, by which they take turns.
     """
 
-    def __init__(self, plan: Plan, store: SharedStore, endpoint: Endpoint) -> None:
+    def __init__(self, plan: Plan, store: SharedStore, endpoint: Endpoint, turn: int) -> None:
         config, layout = store_connector(plan.config.connector), plan.store
         assert config is not None
         assert plan.config.cluster is not None
         assert plan.config.cluster.store is not None
-        self._plan, self._store, self._config = plan, store, config
+        self._plan, self._store, self._config, self.turn = plan, store, config, turn
         instant, wanted = plan.config.transfer.kind == "instant", plan.config.cluster.store
         costs = ClientCosts() if instant else ClientCosts(wanted.rpc_latency, wanted.key_time, config.descriptor_time)
         shape = Shape(layout.descriptors, layout.message_bytes, layout.readers)
-        self._client = StoreClient(store, endpoint, shape, costs, _copy_up(plan))
+        self._client = StoreClient(store, endpoint, shape, costs, _copy_up(plan), turn=turn)
         self.tier = StoreTier(self._client, store)
         self.traffic = StoreTraffic(self._client)
         self._worker: MooncakeStoreWorker | None = None  # of the engine built last

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from kvsim.clock import SCHEDULE_PRIORITY, Clock
+from kvsim.clock import Clock
 from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import FULL_PPM
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput
@@ -204,7 +204,7 @@ class FastEngine(Engine):
                 return
             forward_ns = self._forward_ns(output)
             self._observer.on_forward(forward_ns)
-            yield self.env.at(forward_ns)
+            yield self.env.at(forward_ns, self._ends)
             self._is_alone = True
             return
         self._window, self._under_way = window, 1
@@ -289,7 +289,7 @@ class FastEngine(Engine):
                 observer.on_quiet_state()
             if self.env.peek() <= self.env.now:  # others at this instant, who may have something for the next step
                 self._is_between = True
-                yield self.env.at(0, SCHEDULE_PRIORITY)
+                yield self.env.at(0, self._decides)
                 self._is_between = False
                 if stop == window.last:
                     return True
@@ -320,7 +320,7 @@ class FastEngine(Engine):
     def _wake_at(self, window: _Window, step: int) -> None:
         if window.wake is not None:
             self.env.cancel(window.wake)
-        wake = window.wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now)
+        wake = window.wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now, self._ends)
         assert wake.callbacks is not None
         wake.callbacks.append(lambda _event: self._on_wake(window))
 

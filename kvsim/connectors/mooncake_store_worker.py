@@ -178,7 +178,7 @@ class MooncakeStoreWorker:
         first = self._ledgers[request].saved
         keys = request.block_hashes[first : job.last]
         if keys:
-            yield self._clock.timeout(client.costs.ask(-(-len(keys) // client.shape.readers)))
+            yield client.wait(client.costs.ask(-(-len(keys) // client.shape.readers)))
             there = client.exist(keys)
             keys = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
             client.counts.existing += there.count(True)

@@ -55,7 +55,9 @@ class StoreLookup:
         if question is None:
             question = self._asked[request] = _Question()
             self._free_ns = max(self._free_ns, self._clock.now) + self.client.count_lookup(self._num_blocks(request))
-            self._clock.alarm(self._free_ns - self._clock.now, lambda: self._answer(request, question))
+            answered = self.client.wait(self._free_ns - self._clock.now)
+            assert answered.callbacks is not None
+            answered.callbacks.append(lambda _event: self._answer(request, question))
         if question.found < 0:
             return None
         del self._asked[request]

@@ -8,7 +8,7 @@ from typing import Any
 
 import simpy
 
-from kvsim.clock import Clock
+from kvsim.clock import STORE_PRIORITY, Clock
 from kvsim.hardware import LinkDirection
 from kvsim.network import Endpoint, Flow
 from kvsim.store.master import Entry
@@ -87,6 +87,7 @@ class StoreClient:
     Args:
         copy_up: time in which a rank copies so many objects from its host's memory to its GPU.
         endpoint: of this instance; it is a node of the store, too, under the same name.
+        turn: who comes first of several clients at one instant (see `kvsim.clock`).
     """
 
     def __init__(
@@ -96,11 +97,18 @@ class StoreClient:
         shape: Shape,
         costs: ClientCosts,
         copy_up: Callable[[int], int] = lambda _objects: 0,
+        *,
+        turn: int = 0,
     ) -> None:
         self.store, self.endpoint, self.shape, self.costs = store, endpoint, shape, costs
         self._clock, self._master, self._copy_up = store.clock, store.master, copy_up
         self.counts = ClientCounts()
+        self._priority = STORE_PRIORITY + turn
         self.reading = self.writing = 0  # objects
+
+    def wait(self, duration_ns: int) -> simpy.Event:
+        """So long, until it is this client's turn among those who do something at that instant."""
+        return self._clock.at(duration_ns, self._priority)
 
     # -- asking
     def count_lookup(self, keys: int) -> int:
@@ -128,7 +136,7 @@ class StoreClient:
         failed: list[int] = []
         busy_ns = self._describe(len(keys))
         for first, last in self._batches(len(keys)):
-            yield self._clock.timeout(busy_ns + self.costs.ask(last - first))
+            yield self.wait(busy_ns + self.costs.ask(last - first))
             failed = yield from self._read_batch(keys, first, last)
             busy_ns = 0
             if failed:
@@ -204,7 +212,7 @@ class StoreClient:
         started = self._clock.now
         self.writing += len(keys)
         share = -(-len(keys) // self.shape.readers)
-        yield self._clock.timeout(self._describe(share) + self.costs.ask(share))
+        yield self.wait(self._describe(share) + self.costs.ask(share))
         answer = self._master.put_start(keys, self.endpoint.name)
         self.counts.existing += len(answer.existing)
         self.counts.refused += len(answer.refused)
@@ -217,7 +225,7 @@ class StoreClient:
             self._deliver(segment, some, flights)
         yield flights.over()
         if targets:
-            yield self._clock.timeout(self.costs.ask(share))
+            yield self.wait(self.costs.ask(share))
         lost = set(flights.lost)
         written = [placed for placed in answer.placed if placed[0] not in lost]
         self._master.put_end([key for key, _ in written])
