@@ -168,7 +168,7 @@ class Cluster:
             self.store = self.store or build_store(clock, member.plan, fabric)
             if self.store is not None and store_connector(member.plan.config.connector) is not None:
                 endpoint = self._remotes[member.name].endpoint
-                port = ports[member.name] = StorePort(member.plan, self.store, endpoint, turn)
+                port = ports[member.name] = StorePort(member.plan, self.store, endpoint, 2 * turn)
                 if member.name not in config.absent:
                     port.join()
         return ports
