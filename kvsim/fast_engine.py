@@ -337,10 +337,12 @@ class FastEngine(Engine):
         return window
 
     def _is_calm(self) -> bool:
-        """Whether the worker has nothing to do with this step or the next but to go on."""
+        """Whether nobody has anything to do with this step or the next but to go on."""
         worker = self.worker
         if worker is None:
             return True
+        if self._news:  # since the decisions, which were held up: an abort, or somebody new
+            return False
         return not worker.has_plans() and not worker.has_finished()  # type: ignore[attr-defined]
 
     def _hand_over(self) -> None:
