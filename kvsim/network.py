@@ -341,40 +341,54 @@ def fair_rates(flows: Iterable[Flow], core: int | None) -> list[tuple[Flow, int]
 
     Whoever is held back most comes first: a flow by its own cap, or all flows of the pool with the smallest share.
     """
-    sources: dict[Endpoint, _Pool] = {}
-    targets: dict[Endpoint, _Pool] = {}
-    of: dict[Flow, tuple[_Pool, ...]] = {}
-    middle = () if core is None else (_Pool(core),)
-    for flow in flows:
-        pool, other = sources.get(flow.source), targets.get(flow.target)
-        if pool is None:
-            pool = sources[flow.source] = _Pool(flow.source.bytes_per_s)
-        if other is None:
-            other = targets[flow.target] = _Pool(flow.target.bytes_per_s)
-        of[flow] = pools = (pool, other, *middle)
-        for each in pools:
-            each.flows.append(flow)
-            each.num_open += 1
-    rates: dict[Flow, int] = {}
-    open_pools = [*sources.values(), *targets.values(), *middle]
-    smallest_cap = min((flow.cap for flow in of), default=0)  # of flows without a rate, or less
-    while len(rates) < len(of):
-        open_pools = [pool for pool in open_pools if pool.num_open]
+    of, open_pools = _pools(flows)
+    middle = None if core is None else _Pool(core)
+    if middle is not None:
+        middle.flows = list(of)
+        open_pools.append(middle)
+    for pool in open_pools:
+        pool.num_open = len(pool.flows)
+    smallest_cap = min((flow.cap for flow in of), default=0)  # of those without a rate, or less
+    rates: list[tuple[Flow, int]] = []
+    while of:
         shares = [pool.left // pool.num_open for pool in open_pools]
         rate, settled = min(shares), list[Flow]()
         if smallest_cap <= rate:
-            smallest_cap = min(flow.cap for flow in of if flow not in rates)
+            smallest_cap = min(flow.cap for flow in of)
         if smallest_cap <= rate:
             rate = smallest_cap
-            settled = [flow for flow in of if flow.cap == rate and flow not in rates]
+            settled = [flow for flow in of if flow.cap == rate]
         else:
             for pool, share in zip(open_pools, shares, strict=True):
                 if share == rate:
-                    settled += [flow for flow in pool.flows if flow not in rates]
+                    settled += pool.flows
         for flow in settled:
-            if flow not in rates:  # it may be in two such pools
-                rates[flow] = max(1, rate)
-                for pool in of[flow]:
-                    pool.left -= rate
-                    pool.num_open -= 1
-    return [(flow, rates[flow]) for flow in of]
+            pools = of.pop(flow, None)
+            if pools is None:
+                continue  # it has got its rate before, or is in two such pools
+            rates.append((flow, rate or 1))
+            for pool in pools:
+                pool.left -= rate
+                pool.num_open -= 1
+            if middle is not None:
+                middle.left -= rate
+                middle.num_open -= 1
+        open_pools = [pool for pool in open_pools if pool.num_open]
+    return rates
+
+
+def _pools(flows: Iterable[Flow]) -> tuple[dict[Flow, tuple[_Pool, _Pool]], list[_Pool]]:
+    """The NICs that each flow leaves and enters by, and all of these, with their flows."""
+    sources: dict[Endpoint, _Pool] = {}
+    targets: dict[Endpoint, _Pool] = {}
+    of: dict[Flow, tuple[_Pool, _Pool]] = {}
+    for flow in flows:
+        source, target = sources.get(flow.source), targets.get(flow.target)
+        if source is None:
+            source = sources[flow.source] = _Pool(flow.source.bytes_per_s)
+        if target is None:
+            target = targets[flow.target] = _Pool(flow.target.bytes_per_s)
+        source.flows.append(flow)
+        target.flows.append(flow)
+        of[flow] = source, target
+    return of, [*sources.values(), *targets.values()]
