@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import log
 
@@ -43,6 +43,21 @@ class Nic:
         return round(below + (above - below) * log(message_bytes / size) / log(next_size / size))
 
 
+class _Pool:
+    """Something that flows share.
+
+    Attributes:
+        flows: that are on their way through it.
+        left, num_open: bytes per second for those of them that have no rate yet, and how many these are.
+    """
+
+    __slots__ = ("bytes_per_s", "flows", "left", "num_open")
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self.bytes_per_s, self.left, self.num_open = bytes_per_s, 0, 0
+        self.flows: dict[Flow, None] = {}
+
+
 @dataclass(eq=False, slots=True)
 class Endpoint:
     """The NICs of one server or of one storage node; full duplex.
@@ -62,6 +77,11 @@ class Endpoint:
     # Time during which anything was on its way out or in, up to the last change.
     busy_out_ns: int = 0
     busy_in_ns: int = 0
+    leaving: _Pool = field(init=False, repr=False)
+    entering: _Pool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.leaving, self.entering = _Pool(self.bytes_per_s), _Pool(self.bytes_per_s)
 
     @property
     def bytes_per_s(self) -> int:
@@ -123,8 +143,8 @@ class Fabric:
         self._oversubscription_ppm = round(oversubscription * PPM)
         self.endpoints: dict[str, Endpoint] = {}
         self._flows: dict[Flow, None] = {}  # on their way, in the order in which they have begun
-        self._out: dict[Endpoint, dict[Flow, None]] = {}  # the same by source, and by target
-        self._in: dict[Endpoint, dict[Flow, None]] = {}
+        self._sending: dict[Endpoint, None] = {}
+        self._receiving: dict[Endpoint, None] = {}
         self._changed: list[Flow] = []  # have begun or ended since rates were shared out
         self._ends: list[tuple[int, int, Flow]] = []  # heap; stale if that is not its end any more
         self._num_begun = 0
@@ -216,16 +236,17 @@ class Fabric:
         self._num_begun += 1
         flow.begun, flow.updated_ns = self._num_begun, self._clock.now
         self._flows[flow] = None
-        self._out.setdefault(flow.source, {})[flow] = None
-        self._in.setdefault(flow.target, {})[flow] = None
+        flow.source.leaving.flows[flow] = flow.target.entering.flows[flow] = None
+        self._sending[flow.source] = self._receiving[flow.target] = None
         self._changed.append(flow)
 
     def _remove(self, flow: Flow) -> None:
         del self._flows[flow]
-        for flows, end in ((self._out, flow.source), (self._in, flow.target)):
-            del flows[end][flow]
-            if not flows[end]:
-                del flows[end]
+        del flow.source.leaving.flows[flow], flow.target.entering.flows[flow]
+        if not flow.source.leaving.flows:
+            del self._sending[flow.source]
+        if not flow.target.entering.flows:
+            del self._receiving[flow.target]
         self._changed.append(flow)
 
     def _end_early(self, flows: Sequence[Flow]) -> None:
@@ -253,9 +274,9 @@ class Fabric:
         """Bring the times up to date during which endpoints were busy."""
         elapsed = self._clock.now - self._updated_ns
         if elapsed:
-            for endpoint in self._out:
+            for endpoint in self._sending:
                 endpoint.busy_out_ns += elapsed
-            for endpoint in self._in:
+            for endpoint in self._receiving:
                 endpoint.busy_in_ns += elapsed
             self._updated_ns = self._clock.now
 
@@ -263,9 +284,9 @@ class Fabric:
         """New rates where flows have begun or ended, and a wake-up for the first flow that will be there."""
         self._is_due = False
         core, now = self._core(), self._clock.now
-        concerned = self._flows if core is not None else self._neighbours()
+        concerned, pools = self._neighbours(everybody=core is not None)
         self._changed = []
-        for flow, rate in fair_rates(concerned, core):
+        for flow, rate in fair_rates(concerned, pools, core):
             if rate != flow.rate:
                 flow.work -= (now - flow.updated_ns) * flow.rate
                 flow.rate, flow.updated_ns = rate, now
@@ -273,24 +294,22 @@ class Fabric:
                 heappush(self._ends, (flow.ends_ns, flow.begun, flow))
         self._wake_at_first_end()
 
-    def _neighbours(self) -> dict[Flow, None]:
-        """Flows that share something with those that have changed, directly or through others."""
+    def _neighbours(self, *, everybody: bool) -> tuple[dict[Flow, None], list[_Pool]]:
+        """Flows that share something with those that have changed, directly or through others; and what they share."""
         found: dict[Flow, None] = {}
-        sources = dict.fromkeys(flow.source for flow in self._changed)
-        targets = dict.fromkeys(flow.target for flow in self._changed)
-        new_sources, new_targets = list(sources), list(targets)
-        while new_sources or new_targets:
-            flows = self._out.get(new_sources.pop(), {}) if new_sources else self._in.get(new_targets.pop(), {})
-            for flow in flows:
+        pools: dict[_Pool, None] = {}
+        for flow in self._flows if everybody else self._changed:
+            pools[flow.source.leaving] = pools[flow.target.entering] = None
+        new = list(pools)
+        while new:
+            for flow in new.pop().flows:
                 if flow not in found:
                     found[flow] = None
-                    if flow.source not in sources:
-                        sources[flow.source] = None
-                        new_sources.append(flow.source)
-                    if flow.target not in targets:
-                        targets[flow.target] = None
-                        new_targets.append(flow.target)
-        return found
+                    for pool in (flow.source.leaving, flow.target.entering):
+                        if pool not in pools:
+                            pools[pool] = None
+                            new.append(pool)
+        return found, [pool for pool in pools if pool.flows]
 
     def _wake_at_first_end(self) -> None:
         ends = self._ends
@@ -326,69 +345,42 @@ class Fabric:
             self._finish(flow, failed=False)
 
 
-class _Pool:
-    """Something that flows share: what is left of it, and for how many of them."""
-
-    __slots__ = ("flows", "left", "num_open")
-
-    def __init__(self, left: int) -> None:
-        self.left, self.num_open = left, 0
-        self.flows: list[Flow] = []
-
-
-def fair_rates(flows: Iterable[Flow], core: int | None) -> list[tuple[Flow, int]]:
+def fair_rates(flows: dict[Flow, None], pools: Iterable[_Pool], core: int | None) -> list[tuple[Flow, int]]:
     """Max-min fair rates by progressive filling, whole bytes per second, at least 1.
 
     Whoever is held back most comes first: a flow by its own cap, or all flows of the pool with the smallest share.
+
+    Args:
+        flows: all that share anything with each other.
+        pools: the NICs that they share.
+        core: bytes per second of the core, if that is shared, too.
     """
-    of, open_pools = _pools(flows)
-    middle = None if core is None else _Pool(core)
-    if middle is not None:
-        middle.flows = list(of)
+    open_pools, waiting = list(pools), dict(flows)
+    middle = _Pool(core or 0)
+    if core is not None:
+        middle.flows = flows
         open_pools.append(middle)
     for pool in open_pools:
-        pool.num_open = len(pool.flows)
-    smallest_cap = min((flow.cap for flow in of), default=0)  # of those without a rate, or less
+        pool.left, pool.num_open = pool.bytes_per_s, len(pool.flows)
+    smallest_cap = min((flow.cap for flow in waiting), default=0)  # or less
     rates: list[tuple[Flow, int]] = []
-    while of:
+    while waiting:
         shares = [pool.left // pool.num_open for pool in open_pools]
         rate, settled = min(shares), list[Flow]()
         if smallest_cap <= rate:
-            smallest_cap = min(flow.cap for flow in of)
+            smallest_cap = min(flow.cap for flow in waiting)
         if smallest_cap <= rate:
             rate = smallest_cap
-            settled = [flow for flow in of if flow.cap == rate]
+            settled = [flow for flow in waiting if flow.cap == rate]
         else:
             for pool, share in zip(open_pools, shares, strict=True):
                 if share == rate:
-                    settled += pool.flows
-        for flow in settled:
-            pools = of.pop(flow, None)
-            if pools is None:
-                continue  # it has got its rate before, or is in two such pools
+                    settled += [flow for flow in pool.flows if flow in waiting]
+        for flow in dict.fromkeys(settled):  # some are in two such pools
+            del waiting[flow]
             rates.append((flow, rate or 1))
-            for pool in pools:
+            for pool in (flow.source.leaving, flow.target.entering, middle):
                 pool.left -= rate
                 pool.num_open -= 1
-            if middle is not None:
-                middle.left -= rate
-                middle.num_open -= 1
-        open_pools = [pool for pool in open_pools if pool.num_open]
+        open_pools = [pool for pool in open_pools if pool.num_open > 0]
     return rates
-
-
-def _pools(flows: Iterable[Flow]) -> tuple[dict[Flow, tuple[_Pool, _Pool]], list[_Pool]]:
-    """The NICs that each flow leaves and enters by, and all of these, with their flows."""
-    sources: dict[Endpoint, _Pool] = {}
-    targets: dict[Endpoint, _Pool] = {}
-    of: dict[Flow, tuple[_Pool, _Pool]] = {}
-    for flow in flows:
-        source, target = sources.get(flow.source), targets.get(flow.target)
-        if source is None:
-            source = sources[flow.source] = _Pool(flow.source.bytes_per_s)
-        if target is None:
-            target = targets[flow.target] = _Pool(flow.target.bytes_per_s)
-        source.flows.append(flow)
-        target.flows.append(flow)
-        of[flow] = source, target
-    return of, [*sources.values(), *targets.values()]
