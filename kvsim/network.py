@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import log
+
+import simpy
 
 from kvsim.clock import Clock
 
@@ -40,6 +43,21 @@ class Nic:
         return round(below + (above - below) * log(message_bytes / size) / log(next_size / size))
 
 
+class _Pool:
+    """Something that flows share.
+
+    Attributes:
+        flows: that are on their way through it.
+        left, num_open: bytes per second for those of them that have no rate yet, and how many these are.
+    """
+
+    __slots__ = ("bytes_per_s", "flows", "left", "num_open")
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self.bytes_per_s, self.left, self.num_open = bytes_per_s, 0, 0
+        self.flows: dict[Flow, None] = {}
+
+
 @dataclass(eq=False, slots=True)
 class Endpoint:
     """The NICs of one server or of one storage node; full duplex.
@@ -59,6 +77,11 @@ class Endpoint:
     # Time during which anything was on its way out or in, up to the last change.
     busy_out_ns: int = 0
     busy_in_ns: int = 0
+    leaving: _Pool = field(init=False, repr=False)
+    entering: _Pool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.leaving, self.entering = _Pool(self.bytes_per_s), _Pool(self.bytes_per_s)
 
     @property
     def bytes_per_s(self) -> int:
@@ -81,8 +104,11 @@ class Flow:
     submitted_ns: int
     on_done: Callable[[Flow], None] | None
     cap: int  # line bytes per second that it can use at most
-    work: int
+    work: int  # that was left at ``updated_ns``, when its rate changed last
     rate: int = 0
+    updated_ns: int = 0
+    ends_ns: int = -1  # at this rate
+    begun: int = -1  # number among all that have begun
     finished_ns: int = -1
     failed: bool = False
 
@@ -92,15 +118,13 @@ class Flow:
         return self.finished_ns >= 0
 
 
-_Resource = tuple[str, Endpoint | None]
-
-
 class Fabric:
     """All endpoints of a cluster and what flows between them.
 
     Every flow gets a max-min fair share of the sender's NICs, the receiver's NICs and, if the fabric is
     oversubscribed, its core. Shares depend on the flows that are on their way only, not on the order in which they
-    were started. A flow begins after its setup and the fabric's latency, and is striped over all NICs of its ends
+    were started; so if one begins or ends, only those change that share something with it, directly or through others.
+    A flow begins after its setup and the fabric's latency, and is striped over all NICs of its ends
     unless it says over how many.
 
     To move bytes::
@@ -118,11 +142,17 @@ class Fabric:
         self._clock, self.latency_ns = clock, latency_ns
         self._oversubscription_ppm = round(oversubscription * PPM)
         self.endpoints: dict[str, Endpoint] = {}
-        self._flows: dict[Flow, None] = {}  # on their way, in the order of their numbers
+        self._flows: dict[Flow, None] = {}  # on their way, in the order in which they have begun
+        self._sending: dict[Endpoint, None] = {}
+        self._receiving: dict[Endpoint, None] = {}
+        self._changed: list[Flow] = []  # have begun or ended since rates were shared out
+        self._ends: list[tuple[int, int, Flow]] = []  # heap; stale if that is not its end any more
+        self._num_begun = 0
         self._waiting: dict[Flow, None] = {}  # for their setup
         self._num_flows = 0
         self._updated_ns = 0
-        self._plan = 0  # number of the latest wake-up; older ones are void
+        self._wake: tuple[int, simpy.Event] | None = None  # when the first flow ends
+        self._is_due = False  # rates are shared out later in this instant
 
     def endpoint(self, name: str, nic: Nic, nics: int) -> Endpoint:
         """A new endpoint; names differ."""
@@ -197,14 +227,35 @@ class Fabric:
             self._finish(flow, failed=True)
             return
         self._advance()
+        self._add(flow)
+        if not self._is_due:  # many may begin at one instant
+            self._is_due = True
+            self._clock.alarm(0, self._share)
+
+    def _add(self, flow: Flow) -> None:
+        self._num_begun += 1
+        flow.begun, flow.updated_ns = self._num_begun, self._clock.now
         self._flows[flow] = None
-        self._share()
+        flow.source.leaving.flows[flow] = flow.target.entering.flows[flow] = None
+        self._sending[flow.source] = self._receiving[flow.target] = None
+        self._changed.append(flow)
+
+    def _remove(self, flow: Flow) -> None:
+        del self._flows[flow]
+        del flow.source.leaving.flows[flow], flow.target.entering.flows[flow]
+        if not flow.source.leaving.flows:
+            del self._sending[flow.source]
+        if not flow.target.entering.flows:
+            del self._receiving[flow.target]
+        self._changed.append(flow)
 
     def _end_early(self, flows: Sequence[Flow]) -> None:
         self._advance()
         for flow in flows:
-            self._waiting.pop(flow, None)
-            self._flows.pop(flow, None)
+            if flow in self._flows:
+                self._remove(flow)
+            else:
+                self._waiting.pop(flow, None)
         self._share()
         for flow in flows:
             self._finish(flow, failed=True)
@@ -220,25 +271,58 @@ class Fabric:
             flow.on_done(flow)
 
     def _advance(self) -> None:
+        """Bring the times up to date during which endpoints were busy."""
         elapsed = self._clock.now - self._updated_ns
         if elapsed:
-            for flow in self._flows:
-                flow.work -= elapsed * flow.rate
-            for endpoint in {flow.source for flow in self._flows}:
+            for endpoint in self._sending:
                 endpoint.busy_out_ns += elapsed
-            for endpoint in {flow.target for flow in self._flows}:
+            for endpoint in self._receiving:
                 endpoint.busy_in_ns += elapsed
             self._updated_ns = self._clock.now
 
     def _share(self) -> None:
-        """New rates, and a wake-up for the first flow that will be there."""
-        for flow, rate in fair_rates(self._flows, self._core()):
-            flow.rate = rate
-        self._plan += 1
-        if self._flows:
-            plan = self._plan
-            first = min(-(-max(flow.work, 0) // flow.rate) for flow in self._flows)
-            self._clock.alarm(first, lambda: self._on_wake(plan))
+        """New rates where flows have begun or ended, and a wake-up for the first flow that will be there."""
+        self._is_due = False
+        core, now = self._core(), self._clock.now
+        concerned, pools = self._neighbours(everybody=core is not None)
+        self._changed = []
+        for flow, rate in fair_rates(concerned, pools, core):
+            if rate != flow.rate:
+                flow.work -= (now - flow.updated_ns) * flow.rate
+                flow.rate, flow.updated_ns = rate, now
+                flow.ends_ns = now + -(-max(flow.work, 0) // rate)
+                heappush(self._ends, (flow.ends_ns, flow.begun, flow))
+        self._wake_at_first_end()
+
+    def _neighbours(self, *, everybody: bool) -> tuple[dict[Flow, None], list[_Pool]]:
+        """Flows that share something with those that have changed, directly or through others; and what they share."""
+        found: dict[Flow, None] = {}
+        pools: dict[_Pool, None] = {}
+        for flow in self._flows if everybody else self._changed:
+            pools[flow.source.leaving] = pools[flow.target.entering] = None
+        new = list(pools)
+        while new:
+            for flow in new.pop().flows:
+                if flow not in found:
+                    found[flow] = None
+                    for pool in (flow.source.leaving, flow.target.entering):
+                        if pool not in pools:
+                            pools[pool] = None
+                            new.append(pool)
+        return found, [pool for pool in pools if pool.flows]
+
+    def _wake_at_first_end(self) -> None:
+        ends = self._ends
+        while ends and (ends[0][0] != ends[0][2].ends_ns or ends[0][2] not in self._flows):
+            heappop(ends)
+        first = ends[0][0] if ends else None
+        if self._wake is not None:
+            if self._wake[0] == first:
+                return
+            self._clock.cancel(self._wake[1])
+            self._wake = None
+        if first is not None:
+            self._wake = first, self._clock.alarm(first - self._clock.now, self._on_wake)
 
     def _core(self) -> int | None:
         if self._oversubscription_ppm == PPM:
@@ -246,60 +330,57 @@ class Fabric:
         total = sum(endpoint.bytes_per_s for endpoint in self.endpoints.values())
         return max(1, total * PPM // self._oversubscription_ppm)
 
-    def _on_wake(self, plan: int) -> None:
-        if plan != self._plan:
-            return  # the rates have changed since
+    def _on_wake(self) -> None:
+        self._wake = None
         self._advance()
-        done = [flow for flow in self._flows if flow.work <= 0]
-        for flow in done:
-            del self._flows[flow]
+        done: list[Flow] = []
+        ends, now = self._ends, self._clock.now
+        while ends and ends[0][0] <= now:
+            ends_ns, _, flow = heappop(ends)
+            if flow in self._flows and flow.ends_ns == ends_ns:
+                self._remove(flow)
+                done.append(flow)
         self._share()
         for flow in done:
             self._finish(flow, failed=False)
 
 
-@dataclass(slots=True)
-class _Pool:
-    """Something that flows share."""
-
-    left: int
-    flows: dict[Flow, None] = field(default_factory=dict)
-
-    @property
-    def share(self) -> int:
-        return self.left // len(self.flows)
-
-
-def fair_rates(flows: Sequence[Flow] | dict[Flow, None], core: int | None) -> list[tuple[Flow, int]]:
+def fair_rates(flows: dict[Flow, None], pools: Iterable[_Pool], core: int | None) -> list[tuple[Flow, int]]:
     """Max-min fair rates by progressive filling, whole bytes per second, at least 1.
 
     Whoever is held back most comes first: a flow by its own cap, or all flows of the pool with the smallest share.
+
+    Args:
+        flows: all that share anything with each other.
+        pools: the NICs that they share.
+        core: bytes per second of the core, if that is shared, too.
     """
-    pools: dict[_Resource, _Pool] = {}
-    for flow in flows:
-        for key, capacity in (
-            (("out", flow.source), flow.source.bytes_per_s),
-            (("in", flow.target), flow.target.bytes_per_s),
-            (("core", None), core),
-        ):
-            if capacity is not None:
-                pools.setdefault(key, _Pool(capacity)).flows[flow] = None
-    rates: dict[Flow, int] = {}
-    open_flows = dict.fromkeys(flows)
-    while open_flows:
-        share = min(pool.share for pool in pools.values() if pool.flows)
-        capped = [flow for flow in open_flows if flow.cap <= share]
-        if capped:
-            smallest = min(flow.cap for flow in capped)
-            settled = {flow: smallest for flow in capped if flow.cap == smallest}
+    open_pools, waiting = list(pools), dict(flows)
+    middle = _Pool(core or 0)
+    if core is not None:
+        middle.flows = flows
+        open_pools.append(middle)
+    for pool in open_pools:
+        pool.left, pool.num_open = pool.bytes_per_s, len(pool.flows)
+    smallest_cap = min((flow.cap for flow in waiting), default=0)  # or less
+    rates: list[tuple[Flow, int]] = []
+    while waiting:
+        shares = [pool.left // pool.num_open for pool in open_pools]
+        rate, settled = min(shares), list[Flow]()
+        if smallest_cap <= rate:
+            smallest_cap = min(flow.cap for flow in waiting)
+        if smallest_cap <= rate:
+            rate = smallest_cap
+            settled = [flow for flow in waiting if flow.cap == rate]
         else:
-            tight = [pool for pool in pools.values() if pool.flows and pool.share == share]
-            settled = {flow: share for pool in tight for flow in pool.flows}
-        for flow, rate in settled.items():
-            rates[flow] = max(1, rate)
-            del open_flows[flow]
-            for pool in pools.values():
-                if flow in pool.flows:
-                    pool.left -= rate
-                    del pool.flows[flow]
-    return [(flow, rates[flow]) for flow in flows]
+            for pool, share in zip(open_pools, shares, strict=True):
+                if share == rate:
+                    settled += [flow for flow in pool.flows if flow in waiting]
+        for flow in dict.fromkeys(settled):  # some are in two such pools
+            del waiting[flow]
+            rates.append((flow, rate or 1))
+            for pool in (flow.source.leaving, flow.target.entering, middle):
+                pool.left -= rate
+                pool.num_open -= 1
+        open_pools = [pool for pool in open_pools if pool.num_open > 0]
+    return rates
