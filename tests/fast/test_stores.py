@@ -12,7 +12,7 @@ from kvsim.extents.path import Run
 from kvsim.store.leases import Leases
 from kvsim.store.run_leases import RunLeases
 
-NUM_WORLDS, PER_TEST = 300, 50
+NUM_WORLDS, PER_TEST = 240, 40
 
 
 @pytest.mark.parametrize("first", range(0, NUM_WORLDS, PER_TEST))
