@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from kvsim.report.format import number, shorten
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
@@ -86,9 +86,9 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
     axes.set_xlabel("USD per 1M output tokens")
     axes.set_ylabel(against.title)
     if not against.more_is_better and (rows[against.column] > 0).all():
-        axes.set_yscale("log")
+        axes.set_yscale("log", subs=())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
-        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.16, y=0.12)
     _names(axes, front, best, against.column)
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=5, frameon=False, fontsize=8, handletextpad=0.3)
