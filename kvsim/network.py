@@ -149,6 +149,7 @@ class Fabric:
         self._ends: list[tuple[int, int, Flow]] = []  # heap; stale if that is not its end any more
         self._num_begun = 0
         self._waiting: dict[Flow, None] = {}  # for their setup
+        self._efficiencies: dict[tuple[Endpoint, int], int] = {}  # found before, by size of messages
         self._num_flows = 0
         self._updated_ns = 0
         self._wake: tuple[int, simpy.Event] | None = None  # when the first flow ends
@@ -184,7 +185,7 @@ class Fabric:
             on_done: called once when it has arrived or failed.
         """
         size = message_bytes or max(num_bytes, 1)
-        efficiency = min(source.nic.efficiency_ppm(size), target.nic.efficiency_ppm(size))
+        efficiency = min(self._efficiency_ppm(source, size), self._efficiency_ppm(target, size))
         caps = [end.nic.bytes_per_s * min(nics or end.nics, end.nics) for end in (source, target)]
         work = -(-num_bytes * PPM // efficiency) * NS
         flow = Flow(self._num_flows, source, target, num_bytes, self._clock.now, on_done, min(caps), work)
@@ -193,6 +194,12 @@ class Fabric:
         setup = max(source.nic.setup_ns, target.nic.setup_ns) if setup_ns is None else setup_ns
         self._clock.alarm(setup + self.latency_ns, lambda: self._begin(flow))
         return flow
+
+    def _efficiency_ppm(self, endpoint: Endpoint, message_bytes: int) -> int:
+        known = self._efficiencies.get((endpoint, message_bytes))
+        if known is None:
+            known = self._efficiencies[endpoint, message_bytes] = endpoint.nic.efficiency_ppm(message_bytes)
+        return known
 
     def tell(self, action: Callable[[], None]) -> None:
         """Do something when a small message has crossed the fabric."""
@@ -356,31 +363,38 @@ def fair_rates(flows: dict[Flow, None], pools: Iterable[_Pool], core: int | None
         core: bytes per second of the core, if that is shared, too.
     """
     open_pools, waiting = list(pools), dict(flows)
-    middle = _Pool(core or 0)
+    middle: tuple[_Pool, ...] = ()
     if core is not None:
-        middle.flows = flows
-        open_pools.append(middle)
+        middle = (_Pool(core),)
+        middle[0].flows = flows
+        open_pools += middle
     for pool in open_pools:
         pool.left, pool.num_open = pool.bytes_per_s, len(pool.flows)
     smallest_cap = min((flow.cap for flow in waiting), default=0)  # or less
     rates: list[tuple[Flow, int]] = []
     while waiting:
         shares = [pool.left // pool.num_open for pool in open_pools]
-        rate, settled = min(shares), list[Flow]()
+        rate = min(shares)
         if smallest_cap <= rate:
             smallest_cap = min(flow.cap for flow in waiting)
         if smallest_cap <= rate:
             rate = smallest_cap
-            settled = [flow for flow in waiting if flow.cap == rate]
+            settled = [[flow for flow in waiting if flow.cap == rate]]
         else:
-            for pool, share in zip(open_pools, shares, strict=True):
-                if share == rate:
-                    settled += [flow for flow in pool.flows if flow in waiting]
-        for flow in dict.fromkeys(settled):  # some are in two such pools
-            del waiting[flow]
-            rates.append((flow, rate or 1))
-            for pool in (flow.source.leaving, flow.target.entering, middle):
-                pool.left -= rate
-                pool.num_open -= 1
+            settled = [list(pool.flows) for pool, share in zip(open_pools, shares, strict=True) if share == rate]
+        for some in settled:
+            for flow in some:
+                if flow not in waiting:
+                    continue  # it has its rate already
+                del waiting[flow]
+                rates.append((flow, rate or 1))
+                leaving, entering = flow.source.leaving, flow.target.entering
+                leaving.left -= rate
+                leaving.num_open -= 1
+                entering.left -= rate
+                entering.num_open -= 1
+                for pool in middle:
+                    pool.left -= rate
+                    pool.num_open -= 1
         open_pools = [pool for pool in open_pools if pool.num_open > 0]
     return rates
