@@ -238,7 +238,7 @@ MUTANTS = [
      "return self.work_ns(steps) + (steps - 1) * self.held_up_ns if steps else 0", "return self.work_ns(steps)"),
     ("store: repeated questions are counted", STORE_RUNS, "            self.client.count_lookup(len(keys), count)\n", ""),
     ("store: repeated questions renew leases", STORE_RUNS, "            self._master.lease(keys, asked_ns, self._turn)\n\n", "\n"),
-    ("store: before leases count, everybody is heard", RUN_MASTER, "        for listener in list(self.before_dropping):\n            listener()\n", ""),
+    ("store: before leases count, everybody is heard", RUN_MASTER, "        for listener in list(self.before_dropping):\n            listener()\n", "        pass\n"),
     ("store: news while decisions are held up", ENGINE, "        if self._news:  # since", "        if False:  # since"),
     ("store: an engine that dies while it is held up has begun no pass", ENGINE, "if now <= launched_ns and window.held_up_ns and step > 1:", "if False:"),
     ("store: what is told of late has its own place", "store/run_leases.py", "        while at and queue[at - 1].order > order:\n            at -= 1\n            is_late = True\n", ""),
