@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import log
@@ -11,6 +11,7 @@ from math import log
 import simpy
 
 from kvsim.clock import Clock
+from kvsim.fair_rates import Pool, fair_rates
 
 NS = 10**9
 PPM = 1_000_000
@@ -43,21 +44,6 @@ class Nic:
         return round(below + (above - below) * log(message_bytes / size) / log(next_size / size))
 
 
-class _Pool:
-    """Something that flows share.
-
-    Attributes:
-        flows: that are on their way through it.
-        left, num_open: bytes per second for those of them that have no rate yet, and how many these are.
-    """
-
-    __slots__ = ("bytes_per_s", "flows", "left", "num_open")
-
-    def __init__(self, bytes_per_s: int) -> None:
-        self.bytes_per_s, self.left, self.num_open = bytes_per_s, 0, 0
-        self.flows: dict[Flow, None] = {}
-
-
 @dataclass(eq=False, slots=True)
 class Endpoint:
     """The NICs of one server or of one storage node; full duplex.
@@ -77,11 +63,11 @@ class Endpoint:
     # Time during which anything was on its way out or in, up to the last change.
     busy_out_ns: int = 0
     busy_in_ns: int = 0
-    leaving: _Pool = field(init=False, repr=False)
-    entering: _Pool = field(init=False, repr=False)
+    leaving: Pool = field(init=False, repr=False)
+    entering: Pool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.leaving, self.entering = _Pool(self.bytes_per_s), _Pool(self.bytes_per_s)
+        self.leaving, self.entering = Pool(self.bytes_per_s), Pool(self.bytes_per_s)
 
     @property
     def bytes_per_s(self) -> int:
@@ -109,6 +95,11 @@ class Flow:
     updated_ns: int = 0
     ends_ns: int = -1  # at this rate
     begun: int = -1  # number among all that have begun
+    pools: tuple[Pool, Pool] = field(init=False, repr=False)  # what it shares with others
+
+    def __post_init__(self) -> None:
+        self.pools = self.source.leaving, self.target.entering
+
     finished_ns: int = -1
     failed: bool = False
 
@@ -149,6 +140,7 @@ class Fabric:
         self._ends: list[tuple[int, int, Flow]] = []  # heap; stale if that is not its end any more
         self._num_begun = 0
         self._waiting: dict[Flow, None] = {}  # for their setup
+        self._efficiencies: dict[tuple[Endpoint, int], int] = {}  # found before, by size of messages
         self._num_flows = 0
         self._updated_ns = 0
         self._wake: tuple[int, simpy.Event] | None = None  # when the first flow ends
@@ -184,7 +176,7 @@ class Fabric:
             on_done: called once when it has arrived or failed.
         """
         size = message_bytes or max(num_bytes, 1)
-        efficiency = min(source.nic.efficiency_ppm(size), target.nic.efficiency_ppm(size))
+        efficiency = min(self._efficiency_ppm(source, size), self._efficiency_ppm(target, size))
         caps = [end.nic.bytes_per_s * min(nics or end.nics, end.nics) for end in (source, target)]
         work = -(-num_bytes * PPM // efficiency) * NS
         flow = Flow(self._num_flows, source, target, num_bytes, self._clock.now, on_done, min(caps), work)
@@ -193,6 +185,12 @@ class Fabric:
         setup = max(source.nic.setup_ns, target.nic.setup_ns) if setup_ns is None else setup_ns
         self._clock.alarm(setup + self.latency_ns, lambda: self._begin(flow))
         return flow
+
+    def _efficiency_ppm(self, endpoint: Endpoint, message_bytes: int) -> int:
+        known = self._efficiencies.get((endpoint, message_bytes))
+        if known is None:
+            known = self._efficiencies[endpoint, message_bytes] = endpoint.nic.efficiency_ppm(message_bytes)
+        return known
 
     def tell(self, action: Callable[[], None]) -> None:
         """Do something when a small message has crossed the fabric."""
@@ -294,18 +292,18 @@ class Fabric:
                 heappush(self._ends, (flow.ends_ns, flow.begun, flow))
         self._wake_at_first_end()
 
-    def _neighbours(self, *, everybody: bool) -> tuple[dict[Flow, None], list[_Pool]]:
+    def _neighbours(self, *, everybody: bool) -> tuple[dict[Flow, None], list[Pool]]:
         """Flows that share something with those that have changed, directly or through others; and what they share."""
         found: dict[Flow, None] = {}
-        pools: dict[_Pool, None] = {}
+        pools: dict[Pool, None] = {}
         for flow in self._flows if everybody else self._changed:
-            pools[flow.source.leaving] = pools[flow.target.entering] = None
+            pools.update(dict.fromkeys(flow.pools))
         new = list(pools)
         while new:
             for flow in new.pop().flows:
                 if flow not in found:
                     found[flow] = None
-                    for pool in (flow.source.leaving, flow.target.entering):
+                    for pool in flow.pools:
                         if pool not in pools:
                             pools[pool] = None
                             new.append(pool)
@@ -343,44 +341,3 @@ class Fabric:
         self._share()
         for flow in done:
             self._finish(flow, failed=False)
-
-
-def fair_rates(flows: dict[Flow, None], pools: Iterable[_Pool], core: int | None) -> list[tuple[Flow, int]]:
-    """Max-min fair rates by progressive filling, whole bytes per second, at least 1.
-
-    Whoever is held back most comes first: a flow by its own cap, or all flows of the pool with the smallest share.
-
-    Args:
-        flows: all that share anything with each other.
-        pools: the NICs that they share.
-        core: bytes per second of the core, if that is shared, too.
-    """
-    open_pools, waiting = list(pools), dict(flows)
-    middle = _Pool(core or 0)
-    if core is not None:
-        middle.flows = flows
-        open_pools.append(middle)
-    for pool in open_pools:
-        pool.left, pool.num_open = pool.bytes_per_s, len(pool.flows)
-    smallest_cap = min((flow.cap for flow in waiting), default=0)  # or less
-    rates: list[tuple[Flow, int]] = []
-    while waiting:
-        shares = [pool.left // pool.num_open for pool in open_pools]
-        rate, settled = min(shares), list[Flow]()
-        if smallest_cap <= rate:
-            smallest_cap = min(flow.cap for flow in waiting)
-        if smallest_cap <= rate:
-            rate = smallest_cap
-            settled = [flow for flow in waiting if flow.cap == rate]
-        else:
-            for pool, share in zip(open_pools, shares, strict=True):
-                if share == rate:
-                    settled += [flow for flow in pool.flows if flow in waiting]
-        for flow in dict.fromkeys(settled):  # some are in two such pools
-            del waiting[flow]
-            rates.append((flow, rate or 1))
-            for pool in (flow.source.leaving, flow.target.entering, middle):
-                pool.left -= rate
-                pool.num_open -= 1
-        open_pools = [pool for pool in open_pools if pool.num_open > 0]
-    return rates
