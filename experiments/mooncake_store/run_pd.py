@@ -26,6 +26,8 @@ from kvsim.runner import requests_frame
 from kvsim.trace.generate import GeneratorParameters, write_trace
 
 HERE = Path(__file__).parent
+# The published baseline hits 1.7 %, so sessions share next to nothing; the other keeps 94.2 % of an unlimited cache.
+SESSIONS = GeneratorParameters(shared_prefix_tokens=500, rewrite_share=0.0235)
 
 
 def baseline(config: RunConfig) -> RunConfig:
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "codex-610.jsonl.gz"
-        write_trace(path, GeneratorParameters())
+        write_trace(path, SESSIONS)
         config = load_config(HERE / "pd.yaml", [f"trace.path={path}", *wanted.set])
         without, with_store = figures(baseline(config)), figures(config)
     for name, row in (("without", without), ("with", with_store)):
