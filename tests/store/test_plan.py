@@ -106,3 +106,14 @@ def test_what_does_not_fit_is_refused(parts: dict[str, Any], message: str) -> No
         plan(**parts)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_who_share_a_store_run_on_one_engine() -> None:
+    """The fast one, unless one group cannot; that one is named, and a group without the store is not concerned."""
+    groups = [{"name": "a"}, {"name": "b"}, {"name": "c", "connector": {"kind": "none"}}]
+    alike = plan(debug=False, cluster={"instances": groups})
+    assert [member.plan.fast for member in alike.members] == [True, True, True]
+    groups[1]["engine"] = {"enable_prefix_caching": False}
+    mixed = plan(debug=False, cluster={"instances": groups})
+    assert [member.plan.fast for member in mixed.members] == [False, False, True]
+    assert mixed.members[0].plan.notes[0] == "reference engine, because group b shares a store and needs it"
