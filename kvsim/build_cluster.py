@@ -167,11 +167,11 @@ class Cluster:
     def _store_ports(self, clock: Clock, config: ClusterConfig, fabric: Fabric) -> dict[str, StorePort]:
         """The way of each instance to the store that they share; whoever is there at the start lends its memory."""
         ports: dict[str, StorePort] = {}
-        for member in self._members:
+        for turn, member in enumerate(self._members):
             self.store = self.store or build_store(clock, member.plan, fabric)
             if self.store is not None and store_connector(member.plan.config.connector) is not None:
                 endpoint = self._remotes[member.name].endpoint
-                port = ports[member.name] = StorePort(member.plan, self.store, endpoint)
+                port = ports[member.name] = StorePort(member.plan, self.store, endpoint, 2 * turn)
                 if member.name not in config.absent:
                     port.join()
         return ports

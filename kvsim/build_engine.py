@@ -34,6 +34,7 @@ from kvsim.connectors.decode_bench import DecodeBenchConnector
 from kvsim.connectors.link_copier import LinkCopier
 from kvsim.connectors.lmcache_client import Alarm
 from kvsim.connectors.mooncake_store import MooncakeStoreConnector
+from kvsim.connectors.mooncake_store_runs import RunSaveJob
 from kvsim.connectors.multi import MultiConnector, multi_worker
 from kvsim.connectors.nixl import NixlConnector
 from kvsim.connectors.site import HeldToProtocol, Moves, Site, Traffic
@@ -92,6 +93,8 @@ class EngineBuilder:
         lmcache: LMCacheNode | None = None,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
+        self._turn = 0 if store is None else store.turn
+        self._saved: Callable[[RunSaveJob], None] = lambda _job: None  # tells the engine built last
         self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
@@ -126,7 +129,7 @@ class EngineBuilder:
         plan, config = self._plan, self._plan.config
         kv = self._kv_cache_manager()
         self._links.clear()
-        self._compute = ComputeStream(self._clock)
+        self._compute = ComputeStream(self._clock, self._turn)
         site = self._site(kv)
         for part in self._parts:
             part.begin_part(self._compute)
@@ -150,6 +153,7 @@ class EngineBuilder:
                 witness.settle()
             (engine.on_copies_done if isinstance(engine, FastEngine) else engine.notify)()
 
+        self._saved = engine.on_saved if isinstance(engine, FastEngine) else lambda _job: engine.notify()
         for each in self._links:
             each.on_finish = moved
         if isinstance(link, DuplexLink):
@@ -159,6 +163,9 @@ class EngineBuilder:
             compiler.on_ready = engine.notify
         site.wakes(engine.notify)
         return engine
+
+    def _on_saved(self, job: RunSaveJob) -> None:
+        self._saved(job)
 
     def begin_part(self, compute: ComputeStream) -> None:
         """Build one connector of several for an engine with this compute stream."""
@@ -266,6 +273,7 @@ class EngineBuilder:
                 worker,
                 observer=books,
                 compute=self._compute,
+                turn=self._turn,
                 is_disturbed=lambda: any(link.slows_compute for link in self._links),
             )
         if launches is None:
@@ -279,6 +287,7 @@ class EngineBuilder:
                 encoder_token_ns=plan.gates.encoder_token_ns,
                 check_every_step=checks,
                 compute=self._compute,
+                turn=self._turn,
             )
         return AsyncEngine(
             self._clock,
@@ -377,7 +386,7 @@ class EngineBuilder:
             return self._lmcache_mp.connector()
         if isinstance(config, MooncakeStoreConnectorConfig):
             assert self._store is not None
-            return self._store.connector(self._clock, kv.pool, self._hold_up, site.wake)
+            return self._store.connector(self._clock, kv, self._hold_up, site.wake)
         if isinstance(config, DecodeBenchConnectorConfig):
             return DecodeBenchConnector()
         if self._remote is not None and config.kind in REMOTE:
@@ -413,7 +422,7 @@ class EngineBuilder:
             return connector.make_worker(), Traffic(site.links)
         if isinstance(plan.config.connector, MooncakeStoreConnectorConfig):
             assert self._store is not None
-            return self._store.worker(self._clock, self._compute, site.wake), self._store.traffic
+            return self._store.worker(self._clock, self._compute, site.wake, self._on_saved), self._store.traffic
         if isinstance(connector, MultiConnector):
             return self._multi_worker(connector, site, kv, scheduler)
         link = self._link_of_dead or DuplexLink(self._clock, memory=self._host_memory, ranks=plan.sizes.ranks)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from kvsim.cache.block_pool import BlockPool
 from kvsim.clock import Clock
 from kvsim.compute import ComputeStream
 from kvsim.config import MooncakeStoreConnectorConfig
 from kvsim.connectors.mooncake_store import MooncakeStoreConnector
+from kvsim.connectors.mooncake_store_runs import (
+    RunMooncakeStoreConnector,
+    RunMooncakeStoreWorker,
+    RunSaveJob,
+    RunStoreLookup,
+)
 from kvsim.connectors.mooncake_store_worker import MooncakeStoreWorker
 from kvsim.connectors.path_split import Path
 from kvsim.connectors.store_lookup import StoreLookup
@@ -21,6 +27,7 @@ from kvsim.store.client import ClientCosts, Shape, StoreClient
 from kvsim.store.disks import DiskSpeed
 from kvsim.store.master import Master, MasterRules
 from kvsim.store.quotas import TenantQuotas
+from kvsim.store.run_master import RunMaster
 from kvsim.store.segments import Segments
 from kvsim.store.shared import NodeRoom, SharedStore
 from kvsim.store_plan import disk_of, store_connector
@@ -40,10 +47,10 @@ def build_store(clock: Clock, plan: Plan, fabric: Fabric) -> SharedStore | None:
         replicas=config.replicas,
     )
     disk, on_disk = disk_of(config), config.disk_per_node // layout.object_bytes
-    is_shared = config.disk_path == "shared"
+    is_shared, segments = config.disk_path == "shared", Segments(config.placement, plan.config.seed)
     return SharedStore(
         clock,
-        Master(clock, Segments(config.placement, plan.config.seed), rules, _quotas(plan)),
+        RunMaster(clock, segments, rules) if plan.fast else Master(clock, segments, rules, _quotas(plan)),
         fabric,
         NodeRoom(config.memory_per_node // layout.object_bytes, 0 if is_shared else on_disk),
         layout.object_bytes,
@@ -145,18 +152,19 @@ class StorePort:
 
     Args:
         endpoint: of the instance, which is a node of the store too.
+        turn: its number among all instances, by which they take turns.
     """
 
-    def __init__(self, plan: Plan, store: SharedStore, endpoint: Endpoint) -> None:
+    def __init__(self, plan: Plan, store: SharedStore, endpoint: Endpoint, turn: int) -> None:
         config, layout = store_connector(plan.config.connector), plan.store
         assert config is not None
         assert plan.config.cluster is not None
         assert plan.config.cluster.store is not None
-        self._plan, self._store, self._config = plan, store, config
+        self._plan, self._store, self._config, self.turn = plan, store, config, turn
         instant, wanted = plan.config.transfer.kind == "instant", plan.config.cluster.store
         costs = ClientCosts() if instant else ClientCosts(wanted.rpc_latency, wanted.key_time, config.descriptor_time)
         shape = Shape(layout.descriptors, layout.message_bytes, layout.readers)
-        self._client = StoreClient(store, endpoint, shape, costs, _copy_up(plan))
+        self._client = StoreClient(store, endpoint, shape, costs, _copy_up(plan), turn=turn)
         self.tier = StoreTier(self._client, store)
         self.traffic = StoreTraffic(self._client)
         self._worker: MooncakeStoreWorker | None = None  # of the engine built last
@@ -196,23 +204,32 @@ class StorePort:
         self._store.lose(self._client.endpoint.name)
 
     def connector(
-        self, clock: Clock, pool: BlockPool, hold_up: Callable[[int], None], wake: Callable[[], None]
+        self, clock: Clock, kv: Any, hold_up: Callable[[int], None], wake: Callable[[], None]
     ) -> MooncakeStoreConnector:
-        """The scheduler side, for one more engine."""
-        size = self._plan.sizes.block_tokens
-        background = self._config.lookup_async
-        lookup = StoreLookup(clock, self._client, size, hold_up=hold_up, wake=wake, in_background=background)
-        return MooncakeStoreConnector(
-            lookup,
-            pool,
-            block_size=size,
-            role=self._config.role,
-            save_decode_cache=self._config.save_decode_cache,
-            enable_lookup=self._config.enable_lookup,
-        )
+        """The scheduler side, for one more engine; ``kv``: its KV cache manager."""
+        size, config = self._plan.sizes.block_tokens, self._config
+        ways: Any = {"hold_up": hold_up, "wake": wake, "in_background": config.lookup_async}
+        options: Any = {
+            "block_size": size,
+            "role": config.role,
+            "save_decode_cache": config.save_decode_cache,
+            "enable_lookup": config.enable_lookup,
+        }
+        master = self._store.master
+        if isinstance(master, RunMaster):
+            in_runs = RunStoreLookup(clock, self._client, size, master=master, turn=self.turn, **ways)
+            return RunMooncakeStoreConnector(in_runs, kv, **options)
+        return MooncakeStoreConnector(StoreLookup(clock, self._client, size, **ways), kv.pool, **options)
 
-    def worker(self, clock: Clock, compute: ComputeStream, wake: Callable[[], None]) -> MooncakeStoreWorker:
-        """The worker side."""
-        threads = self._config.load_recv_threads
-        self._worker = MooncakeStoreWorker(clock, self._client, compute, wake=wake, recv_threads=threads)
+    def worker(
+        self, clock: Clock, compute: ComputeStream, wake: Callable[[], None], on_saved: Callable[[RunSaveJob], None]
+    ) -> MooncakeStoreWorker:
+        """The worker side; ``on_saved``: told of saves by the fast engine's."""
+        threads: Any = {"wake": wake, "recv_threads": self._config.load_recv_threads}
+        if self._plan.fast:
+            self._worker = RunMooncakeStoreWorker(
+                clock, self._client, compute, on_saved=on_saved, turn=self.turn, **threads
+            )
+        else:
+            self._worker = MooncakeStoreWorker(clock, self._client, compute, **threads)
         return self._worker

@@ -9,10 +9,14 @@ from typing import Any, cast
 import simpy
 
 # Order of events at one instant. SimPy's own are 0 (urgent) and 1 (normal): arrivals and ends of copies come first,
-# then the ends of steps (and what follows from them), then a cluster's router, then the decisions about the next steps.
-STEP_END_PRIORITY = 2
-ROUTE_PRIORITY = 3
-SCHEDULE_PRIORITY = 4
+# then what goes on between instances and a store that they share, then the ends of steps (and what follows from them),
+# then a cluster's router, then the decisions about the next steps. To these an instance that shares a store adds its
+# number (its "turn", an even one: what follows directly has the next), so that it does not depend on the past who of
+# several comes first.
+STORE_PRIORITY = 1_000_000
+STEP_END_PRIORITY = 2_000_000
+ROUTE_PRIORITY = 3_000_000
+SCHEDULE_PRIORITY = 4_000_000
 
 
 class Clock(simpy.Environment):

@@ -101,6 +101,7 @@ def resolve_run(config: RunConfig, trace: Trace, *, exports_schedule: bool = Fal
     sharing = {name: plan.store for name, plan in plans.items() if store_connector(plan.config.connector) is not None}
     if sharing:
         _check_sharing(sharing)
+        plans = _on_one_engine(plans, sharing)
     elif config.cluster.store is not None:
         raise ConfigError("cluster.store: no instance uses it, expected connector.kind mooncake_store")
     return _together(config, plans)
@@ -111,6 +112,18 @@ def _check_sharing(layouts: dict[str, StoreLayout]) -> None:
         check_one_layout(layouts)
     except UserError as error:
         raise ConfigError(str(error)) from None
+
+
+def _on_one_engine(plans: dict[str, Plan], sharing: dict[str, StoreLayout]) -> dict[str, Plan]:
+    """Who share a store name its objects alike: all by the run, or none."""
+    if all(plans[name].fast for name in sharing):
+        return plans
+    slow = next(name for name in sharing if not plans[name].fast)
+    reason = f"group {slow} shares a store and needs it"
+    return {
+        name: plan.with_reference_engine(reason) if plan.fast and name in sharing else plan
+        for name, plan in plans.items()
+    }
 
 
 def _check_failing(config: RunConfig, plans: dict[str, Plan]) -> None:

@@ -23,6 +23,7 @@ class Cohort:
         self.num_computed_tokens = 0  # of all members together
         self.num_prompt_tokens = 0  # likewise
         self._by_phase = [0] * block_size  # members by (computed tokens - steps) modulo block size
+        self._of_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]  # the same, one by one
         self._joined: dict[Request, int] = {}  # the step in which it joined
         self._places: dict[Request, tuple[int, int]] = {}  # order, and number of its join
         self._num_joins = 0
@@ -53,6 +54,7 @@ class Cohort:
         self.num_computed_tokens += computed
         self.num_prompt_tokens += request.num_prompt_tokens
         self._by_phase[(computed - self.steps) % self.block_size] += 1
+        self._of_phase[(computed - self.steps) % self.block_size][request] = None
         heappush(self._ends, (self.steps + steps_left, place, request))
 
     def leave(self, request: Request, *, scheduled: int = 0) -> None:
@@ -61,6 +63,7 @@ class Cohort:
         del self._places[request]
         passed = self.steps - joined
         self._by_phase[(request.num_computed_tokens - joined) % self.block_size] -= 1
+        del self._of_phase[(request.num_computed_tokens - joined) % self.block_size][request]
         self.num_computed_tokens -= request.num_computed_tokens + passed
         self.num_prompt_tokens -= request.num_prompt_tokens
         self._bring_up_to_date(request, passed, scheduled)
@@ -81,6 +84,18 @@ class Cohort:
         steps, size = self.steps + ahead, self.block_size
         begun = sum(count * ((phase + steps) % size) for phase, count in enumerate(self._by_phase))
         return (self.num_computed_tokens + ahead * len(self) - begun) // size
+
+    def filling(self, steps: int) -> dict[Request, int]:
+        """Who fills a block in the last of the next so many steps, with so many tokens computed then; in order."""
+        members = self._of_phase[-(self.steps + steps) % self.block_size]
+        passed, joined, places = self.steps + steps, self._joined, self._places
+        in_order = sorted(members, key=places.__getitem__) if len(members) > 1 else members
+        return {request: request.num_computed_tokens + passed - joined[request] for request in in_order}
+
+    def fills_next(self, steps: int) -> int:
+        """The first number of steps from this one on in the last of which somebody fills a block; there is somebody."""
+        at, size = self.steps, self.block_size
+        return next(n for n in range(steps, steps + size) if self._by_phase[-(at + n) % size])
 
     def demand(self, steps: int) -> int:
         """Blocks that all members together need for the next so many steps."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvsim.cohort import Cohort
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
+from kvsim.connectors.mooncake_store_runs import RunMooncakeStoreConnector
 from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.connectors.offloading_runs import RunOffloadingConnector
 from kvsim.extents.kv_cache_manager import RunKVCacheManager
@@ -63,6 +64,7 @@ class CohortScheduler(Scheduler):
             # (0.23.0's lookups touch what they find, so leaving one out changes what the next one leaves behind.)
             self._memory = WaitingMemory(self.kv.pool, connector)
             self._refusal = Refusal(self.kv.pool, connector, enabled=False)  # type: ignore[arg-type]
+        self.store = connector if isinstance(connector, RunMooncakeStoreConnector) else None
 
     # -- requests in and out
     def add_request(self, request: Request) -> None:
@@ -92,6 +94,12 @@ class CohortScheduler(Scheduler):
             if not users[segment]:
                 del users[segment]
         super()._end(request, status, keep_blocks=keep_blocks)
+
+    def _free_blocks(self, request: Request) -> None:
+        if self.store is not None:
+            self.store.free_blocks(request)
+        else:
+            super()._free_blocks(request)
 
     def _preempt(self, request: Request) -> None:
         if self._by_priority and self.kv.pool.touched_jobs:
@@ -143,6 +151,8 @@ class CohortScheduler(Scheduler):
         table, computed = self.kv.tables[request], request.num_computed_tokens
         table.gain(-(-computed // self.kv.block_size) - len(table))
         self.kv.cache_blocks(request, computed)
+        if self.store is not None:
+            self.store.left_cohort(request)
         individuals, order = self._individuals, self._order
         late = bool(individuals) and order[next(reversed(individuals))] > order[request]
         individuals[request] = None
@@ -163,6 +173,8 @@ class CohortScheduler(Scheduler):
         connector = self.connector
         if connector is None:
             return super().schedule()
+        if self.store is not None:
+            self.store.lookup.asked = []
         self._effects_before, refusals = connector.num_lookup_effects, connector.num_refusals
         output = super().schedule()
         self._num_refusals = connector.num_refusals - refusals
@@ -179,6 +191,8 @@ class CohortScheduler(Scheduler):
         self.kv.pool.take(need)
         if self._offering:
             output.offering, output.order = list(self._offering), self._order
+        if self.store is not None and self.store.saves_decoded and (filling := self.cohort.filling(1)):
+            output.filling, output.order = filling, self._order
         output.num_decoding = members
         self._is_under_way = True
         output.decode_contexts = self.cohort.num_computed_tokens + members
@@ -299,6 +313,9 @@ class CohortScheduler(Scheduler):
             return 1
         if output.finished and self._num_refusals:  # an ended request makes its last offer only once
             return 1
+        lookup = None if self.store is None else self.store.lookup
+        if lookup is not None and lookup.asked and not (self._is_blocked and lookup.may_repeat()):
+            return 1
         room = pool.num_free
         if self.connector is not None:
             sensitive: set[int] = set()
@@ -355,9 +372,14 @@ class CohortScheduler(Scheduler):
             return True
         return self.connector is not None and not self.connector.stores_end_quietly
 
-    def go_on(self, steps: int) -> None:
-        """The step under way and those behind it are over, and so many steps later one like it is under way."""
+    def go_on(self, steps: int, decided_ns: int) -> None:
+        """The step under way and those behind it are over, and so many steps later one like it is under way.
+
+        ``decided_ns``: when that one was decided.
+        """
         cohort = self.cohort
+        if self.store is not None:
+            self.store.lookup.repeat(steps, decided_ns)
         if self._chunk is not None:
             for _ in range(steps):
                 cohort.advance(1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import simpy
 
-from kvsim.clock import Clock
+from kvsim.clock import STEP_END_PRIORITY, Clock
 
 FULL_PPM = 1_000_000  # speed of a pass that has the GPU to itself, in parts per million
 
@@ -17,12 +17,15 @@ class ComputeStream:
     All TP ranks compute in step, so one stream stands for all of them. The slow-down is given from outside (by a link
     whose copies run on SMs); copies are not slowed by a pass in return: nobody has published by how much.
 
+    Args:
+        turn: who comes first of several instances whose passes end at one instant (see `kvsim.clock`).
+
     Attributes:
         lost_ns: time by which passes that have ended took longer than alone.
     """
 
-    def __init__(self, env: Clock) -> None:
-        self._env = env
+    def __init__(self, env: Clock, turn: int = 0) -> None:
+        self._env, self._end_priority = env, STEP_END_PRIORITY + turn
         self.lost_ns = 0
         self._speed_ppm = FULL_PPM
         self._slowdowns: list[int] = []  # of each link
@@ -114,7 +117,7 @@ class ComputeStream:
             self._env.cancel(self._wake)
         self._plan += 1
         plan = self._plan
-        wake = self._wake = self._env.at(-(-max(self._work, 0) // self._speed_ppm))
+        wake = self._wake = self._env.at(-(-max(self._work, 0) // self._speed_ppm), self._end_priority)
         assert wake.callbacks is not None
         wake.callbacks.append(lambda _event: self._on_wake(plan))
 

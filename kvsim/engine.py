@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from kvsim.clock import SCHEDULE_PRIORITY, Clock
+from kvsim.clock import SCHEDULE_PRIORITY, STEP_END_PRIORITY, Clock
 from kvsim.compute import ComputeStream
 from kvsim.connectors.base import ConnectorWorker, LayerHooks, SchedulerOutput, WorkerDiedError, WorkerOutput
 from kvsim.errors import UserError
@@ -51,6 +51,7 @@ class Engine:
             alone after so many steps without a request; None = never.
         check_every_step: raise AssertionError at the first step after which blocks leak or books disagree.
         compute: where forward passes run, if others look at it too.
+        turn: who comes first of several instances that decide at one instant (see `kvsim.clock`).
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class Engine:
         give_up_after: int | None = GIVE_UP_AFTER,
         check_every_step: bool = False,
         compute: ComputeStream | None = None,
+        turn: int = 0,
     ) -> None:
         self.env, self.scheduler, self.worker = env, scheduler, worker
         self.compute = compute or ComputeStream(env)
+        self._decides, self._ends = SCHEDULE_PRIORITY + turn, STEP_END_PRIORITY + turn
         perhaps: object = worker  # mypy holds that no worker can have both sets of methods
         self._hooks = perhaps if isinstance(perhaps, LayerHooks) else None
         self._step_time, self._encoder_token_ns, self._lockstep = step_time, encoder_token_ns, lockstep
@@ -157,7 +160,7 @@ class Engine:
             yield self.env.at(self.ready_at - self.env.now)
         while True:
             if self._lets_others_go_first():
-                yield self.env.at(0, SCHEDULE_PRIORITY)
+                yield self.env.at(0, self._decides)
             if self._lockstep is not None:
                 yield from self._lockstep.turn()
             steps = steps + 1 if self.env.now == instant else 0
@@ -260,7 +263,7 @@ class Engine:
         self._observer.on_step_scheduled(output)
         if self._blocked_ns:
             blocked_ns, self._blocked_ns = self._blocked_ns, 0
-            yield self.env.at(blocked_ns)
+            yield self.env.at(blocked_ns, self._ends)
         return output
 
     def _update(self, output: SchedulerOutput, worker_output: WorkerOutput | None, *, took_part: bool = False) -> None:
@@ -309,7 +312,7 @@ class Engine:
     def _stall(self) -> Generator[simpy.Event, Any, None]:
         started, waiting = self.env.now, self.scheduler.has_unfinished()
         yield from self._wait()
-        yield self.env.at(0)
+        yield self.env.at(0, self._ends)
         if waiting:
             self._observer.on_load_stall(self.env.now - started)
 

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import simpy
 
-from kvsim.clock import SCHEDULE_PRIORITY, Clock
+from kvsim.clock import Clock
 from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.compute import FULL_PPM
 from kvsim.connectors.base import ConnectorWorker, SchedulerOutput
+from kvsim.connectors.mooncake_store import StoreMeta
+from kvsim.connectors.mooncake_store_runs import RunMooncakeStoreWorker, RunSaveJob
 from kvsim.engine import Engine, batch_of
 from kvsim.request import Request
 
@@ -43,10 +45,20 @@ class _Window:
         model: of the GPU alone.
         decode: contexts of the first step.
         speed_ppm: of forward passes now; if it changes, so must the window.
+        held_up_ns: before each but the first, for its decisions.
     """
 
-    def __init__(self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int, speed_ppm: int) -> None:
-        self.started_ns, self._speed_ppm = started_ns, speed_ppm
+    def __init__(
+        self,
+        model: WindowTime,
+        decode: Sequence[int],
+        started_ns: int,
+        steps: int,
+        speed_ppm: int,
+        held_up_ns: int = 0,
+    ) -> None:
+        self.started_ns, self._speed_ppm, self.held_up_ns = started_ns, speed_ppm, held_up_ns
+        self.fills: simpy.Event | None = None  # the next step in which somebody fills a block that is to be saved
         self._is_slowed = speed_ppm != FULL_PPM
         self.last = min(steps, LONGEST_SLOWED) if self._is_slowed else steps  # number of its last step, from 1 on
         self.stores_matter = True  # whether the end of a store ends it
@@ -66,13 +78,17 @@ class _Window:
     def span_ns(self, steps: int) -> int:
         """Time of the first so many steps."""
         if not self._is_slowed:
-            return self.work_ns(steps)
+            return self.work_ns(steps) + (steps - 1) * self.held_up_ns if steps else 0
         spans = self._slowed
         while len(spans) <= steps:
             step = len(spans)
             work = self.work_ns(step) - self.work_ns(step - 1)
             spans.append(spans[-1] + -(-work * FULL_PPM // self._speed_ppm))
         return spans[steps]
+
+    def decided_ns(self, step: int) -> int:
+        """When a step's decisions were made; not of the first."""
+        return self.started_ns + self.span_ns(step - 1)
 
     def lost_ns(self, first: int, last: int) -> int:
         """Time by which steps ``first .. last`` take longer than alone."""
@@ -158,6 +174,11 @@ class FastEngine(Engine):
         self._window = window
         return ended
 
+    def on_saved(self, job: RunSaveJob) -> None:
+        """A save into a shared store is over. Quiet steps need not hear of it unless blocks wait for it."""
+        if self._window is None or job.held is not None:
+            self.notify()
+
     def on_copies_done(self) -> None:
         """Copies to or from the GPU have ended. Of stores that nobody waits for, quiet steps need not hear."""
         window, worker = self._window, self.worker
@@ -198,36 +219,104 @@ class FastEngine(Engine):
     def _forward(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
         self.num_decisions += 1
         window = self._find_window(output)
+        store = self.worker if isinstance(self.worker, RunMooncakeStoreWorker) else None
+        if store is not None:
+            store.launched(self._forward_ns(output) if window is None else window.work_ns(1))
         if window is None:
             if output.hits or self._is_disturbed():  # copies begin behind the pass, or slow it down
                 yield from super()._forward(output)
                 return
             forward_ns = self._forward_ns(output)
             self._observer.on_forward(forward_ns)
-            yield self.env.at(forward_ns)
+            yield self.env.at(forward_ns, self._ends)
             self._is_alone = True
             return
         self._window, self._under_way = window, 1
         self._observer.on_forward(window.work_ns(1))
+        if store is not None:
+            self._begin_with_store(window, store)
         self.compute.before_change = self._hand_over
         lost_before = self.compute.lost_ns
         try:
             is_told = yield from self._pass(window)
         except simpy.Interrupt:
             # It dies at this instant, before a step that would end now has ended.
-            self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
-            if not window.is_handed_over and not self._is_between:
-                self._wake_at(window, self._under_way)  # the GPU completes its step, for nobody
+            self._die_in(window)
             raise
         finally:
             self._window = self.compute.before_change = None
             self._is_between = False
+            if store is not None:
+                self._end_with_store(window)
+        if store is not None and window.last > 1:
+            assert self.scheduler.store is not None
+            self.scheduler.store.take_reports(store.reported_before(window.decided_ns(window.last)))
         lost_ns = window.lost_ns(window.last, window.last)
         if window.is_handed_over:
             lost_ns = self.compute.lost_ns - lost_before
         if lost_ns and not is_told:
             self._observer.on_slowdown(lost_ns)
         self._is_alone = not window.is_handed_over
+
+    def _die_in(self, window: _Window) -> None:
+        now = self.env.now
+        self._go_on(window, max(window.step_at(now, self._under_way), 1))
+        step = self._under_way
+        launched_ns = window.decided_ns(step) + window.held_up_ns if step > 1 else window.started_ns
+        if now <= launched_ns and window.held_up_ns and step > 1:  # it was decided, and held up before its forward pass
+            self._observer.on_quiet_steps(-1, window.work_ns(step - 1) - window.work_ns(step))
+            self.env.at(launched_ns - now, self._ends)
+        elif not window.is_handed_over and not self._is_between:
+            self._wake_at(window, step)  # the GPU completes its step, for nobody
+
+    # -- a window with a shared store
+    def _begin_with_store(self, window: _Window, worker: RunMooncakeStoreWorker) -> None:
+        store = self.scheduler.store
+        assert store is not None
+        if window.held_up_ns:
+            store.lookup.begin_repeating(self._catch_up, self._on_other_answer)
+        if store.saves_decoded:
+            self._fill_from(window, worker, 2, self.scheduler.cohort.steps)
+
+    def _end_with_store(self, window: _Window) -> None:
+        store = self.scheduler.store
+        assert store is not None
+        store.lookup.end_repeating()
+        if window.fills is not None:
+            self.env.cancel(window.fills)
+
+    def _catch_up(self) -> None:
+        """Bring the scheduler to the step that is under way now, for somebody who is going to look."""
+        window = self._window
+        if window is not None:
+            self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
+
+    def _on_other_answer(self) -> None:
+        self._catch_up()
+        self.notify()
+
+    def _fill_from(self, window: _Window, worker: RunMooncakeStoreWorker, step: int, steps_before: int) -> None:
+        """Wait for the first step from this one on in which somebody fills a block: its save is posted then."""
+        cohort, passed = self.scheduler.cohort, self.scheduler.cohort.steps - steps_before
+        step = cohort.fills_next(step - passed) + passed
+        window.fills = None
+        if step > window.last:
+            return
+        held_up_ns = window.held_up_ns
+        at_ns = window.decided_ns(step) + held_up_ns
+        event = window.fills = self.env.at(at_ns - self.env.now, self._ends if held_up_ns else self._decides)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _event: self._fill(window, worker, step, steps_before))
+
+    def _fill(self, window: _Window, worker: RunMooncakeStoreWorker, step: int, steps_before: int) -> None:
+        store = self.scheduler.store
+        if self._window is not window or step > window.last or store is None:
+            return
+        meta = StoreMeta()
+        store.fill(self.scheduler.cohort.filling(step - self.scheduler.cohort.steps + steps_before), meta)
+        worker.post(meta)
+        worker.launched(window.work_ns(step) - window.work_ns(step - 1))
+        self._fill_from(window, worker, step + 1, steps_before)
 
     def _find_window(self, output: SchedulerOutput) -> _Window | None:
         """The steps like this one that will follow it, if there will be any."""
@@ -236,7 +325,10 @@ class FastEngine(Engine):
         if not scheduled:
             if output.num_decoding and self._is_calm() and (steps := scheduler.num_quiet_steps(output)) > 1:
                 decode = self._decode_contexts(output, [])
-                window = _Window(self._window_time, decode, now, steps, self.compute.speed_ppm)
+                speed, held_up_ns = self.compute.speed_ppm, 0
+                if scheduler.store is not None:
+                    held_up_ns = sum(took_ns for *_, took_ns in scheduler.store.lookup.asked)
+                window = _Window(self._window_time, decode, now, steps, speed, held_up_ns)
                 window.stores_matter = scheduler.stores_matter()
         elif self.worker is None and len(scheduled) == 1 and (steps := scheduler.num_alike_chunks(output)) > MIN_CHUNKS:
             ((request, tokens),) = scheduled.items()
@@ -245,10 +337,12 @@ class FastEngine(Engine):
         return window
 
     def _is_calm(self) -> bool:
-        """Whether the worker has nothing to do with this step or the next but to go on."""
+        """Whether nobody has anything to do with this step or the next but to go on."""
         worker = self.worker
         if worker is None:
             return True
+        if self._news:  # since the decisions, which were held up: an abort, or somebody new
+            return False
         return not worker.has_plans() and not worker.has_finished()  # type: ignore[attr-defined]
 
     def _hand_over(self) -> None:
@@ -289,11 +383,11 @@ class FastEngine(Engine):
                 observer.on_quiet_state()
             if self.env.peek() <= self.env.now:  # others at this instant, who may have something for the next step
                 self._is_between = True
-                yield self.env.at(0, SCHEDULE_PRIORITY)
+                yield self.env.at(0, self._decides)
                 self._is_between = False
                 if stop == window.last:
                     return True
-            self.scheduler.go_on(1)
+            self.scheduler.go_on(1, self.env.now)
             self._under_way += 1
             observer.on_quiet_steps(1, window.work_ns(stop + 1) - window.work_ns(stop))
 
@@ -306,7 +400,7 @@ class FastEngine(Engine):
         """Bring the scheduler to the step that is under way now."""
         more = step - self._under_way
         if more:
-            self.scheduler.go_on(more)
+            self.scheduler.go_on(more, window.decided_ns(step))
             self._observer.on_quiet_steps(more, window.work_ns(step) - window.work_ns(self._under_way))
             self._tell_lost(window, self._under_way, step - 1)
             self._under_way = step
@@ -320,7 +414,7 @@ class FastEngine(Engine):
     def _wake_at(self, window: _Window, step: int) -> None:
         if window.wake is not None:
             self.env.cancel(window.wake)
-        wake = window.wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now)
+        wake = window.wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now, self._ends)
         assert wake.callbacks is not None
         wake.callbacks.append(lambda _event: self._on_wake(window))
 

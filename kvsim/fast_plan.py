@@ -7,6 +7,7 @@ from kvsim.config import (
     ExampleTierConfig,
     FaultsConfig,
     FsTierConfig,
+    MooncakeStoreConnectorConfig,
     ObjTierConfig,
     OffloadingConnectorConfig,
     RunConfig,
@@ -66,6 +67,8 @@ def _of_connector(config: RunConfig) -> list[str]:
     connector = config.connector
     if connector.kind == "none":
         return []
+    if isinstance(connector, MooncakeStoreConnectorConfig):
+        return [] if config.engine.enable_prefix_caching else ["engine.enable_prefix_caching false"]
     if not isinstance(connector, OffloadingConnectorConfig):
         return [f"connector.kind {connector.kind}"]
     modelled = (FsTierConfig, ObjTierConfig, ExampleTierConfig)

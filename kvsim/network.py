@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import log
+
+import simpy
 
 from kvsim.clock import Clock
 
@@ -81,8 +84,11 @@ class Flow:
     submitted_ns: int
     on_done: Callable[[Flow], None] | None
     cap: int  # line bytes per second that it can use at most
-    work: int
+    work: int  # that was left at ``updated_ns``, when its rate changed last
     rate: int = 0
+    updated_ns: int = 0
+    ends_ns: int = -1  # at this rate
+    begun: int = -1  # number among all that have begun
     finished_ns: int = -1
     failed: bool = False
 
@@ -92,15 +98,13 @@ class Flow:
         return self.finished_ns >= 0
 
 
-_Resource = tuple[str, Endpoint | None]
-
-
 class Fabric:
     """All endpoints of a cluster and what flows between them.
 
     Every flow gets a max-min fair share of the sender's NICs, the receiver's NICs and, if the fabric is
     oversubscribed, its core. Shares depend on the flows that are on their way only, not on the order in which they
-    were started. A flow begins after its setup and the fabric's latency, and is striped over all NICs of its ends
+    were started; so if one begins or ends, only those change that share something with it, directly or through others.
+    A flow begins after its setup and the fabric's latency, and is striped over all NICs of its ends
     unless it says over how many.
 
     To move bytes::
@@ -118,11 +122,17 @@ class Fabric:
         self._clock, self.latency_ns = clock, latency_ns
         self._oversubscription_ppm = round(oversubscription * PPM)
         self.endpoints: dict[str, Endpoint] = {}
-        self._flows: dict[Flow, None] = {}  # on their way, in the order of their numbers
+        self._flows: dict[Flow, None] = {}  # on their way, in the order in which they have begun
+        self._out: dict[Endpoint, dict[Flow, None]] = {}  # the same by source, and by target
+        self._in: dict[Endpoint, dict[Flow, None]] = {}
+        self._changed: list[Flow] = []  # have begun or ended since rates were shared out
+        self._ends: list[tuple[int, int, Flow]] = []  # heap; stale if that is not its end any more
+        self._num_begun = 0
         self._waiting: dict[Flow, None] = {}  # for their setup
         self._num_flows = 0
         self._updated_ns = 0
-        self._plan = 0  # number of the latest wake-up; older ones are void
+        self._wake: tuple[int, simpy.Event] | None = None  # when the first flow ends
+        self._is_due = False  # rates are shared out later in this instant
 
     def endpoint(self, name: str, nic: Nic, nics: int) -> Endpoint:
         """A new endpoint; names differ."""
@@ -197,14 +207,34 @@ class Fabric:
             self._finish(flow, failed=True)
             return
         self._advance()
+        self._add(flow)
+        if not self._is_due:  # many may begin at one instant
+            self._is_due = True
+            self._clock.alarm(0, self._share)
+
+    def _add(self, flow: Flow) -> None:
+        self._num_begun += 1
+        flow.begun, flow.updated_ns = self._num_begun, self._clock.now
         self._flows[flow] = None
-        self._share()
+        self._out.setdefault(flow.source, {})[flow] = None
+        self._in.setdefault(flow.target, {})[flow] = None
+        self._changed.append(flow)
+
+    def _remove(self, flow: Flow) -> None:
+        del self._flows[flow]
+        for flows, end in ((self._out, flow.source), (self._in, flow.target)):
+            del flows[end][flow]
+            if not flows[end]:
+                del flows[end]
+        self._changed.append(flow)
 
     def _end_early(self, flows: Sequence[Flow]) -> None:
         self._advance()
         for flow in flows:
-            self._waiting.pop(flow, None)
-            self._flows.pop(flow, None)
+            if flow in self._flows:
+                self._remove(flow)
+            else:
+                self._waiting.pop(flow, None)
         self._share()
         for flow in flows:
             self._finish(flow, failed=True)
@@ -220,25 +250,60 @@ class Fabric:
             flow.on_done(flow)
 
     def _advance(self) -> None:
+        """Bring the times up to date during which endpoints were busy."""
         elapsed = self._clock.now - self._updated_ns
         if elapsed:
-            for flow in self._flows:
-                flow.work -= elapsed * flow.rate
-            for endpoint in {flow.source for flow in self._flows}:
+            for endpoint in self._out:
                 endpoint.busy_out_ns += elapsed
-            for endpoint in {flow.target for flow in self._flows}:
+            for endpoint in self._in:
                 endpoint.busy_in_ns += elapsed
             self._updated_ns = self._clock.now
 
     def _share(self) -> None:
-        """New rates, and a wake-up for the first flow that will be there."""
-        for flow, rate in fair_rates(self._flows, self._core()):
-            flow.rate = rate
-        self._plan += 1
-        if self._flows:
-            plan = self._plan
-            first = min(-(-max(flow.work, 0) // flow.rate) for flow in self._flows)
-            self._clock.alarm(first, lambda: self._on_wake(plan))
+        """New rates where flows have begun or ended, and a wake-up for the first flow that will be there."""
+        self._is_due = False
+        core, now = self._core(), self._clock.now
+        concerned = self._flows if core is not None else self._neighbours()
+        self._changed = []
+        for flow, rate in fair_rates(concerned, core):
+            if rate != flow.rate:
+                flow.work -= (now - flow.updated_ns) * flow.rate
+                flow.rate, flow.updated_ns = rate, now
+                flow.ends_ns = now + -(-max(flow.work, 0) // rate)
+                heappush(self._ends, (flow.ends_ns, flow.begun, flow))
+        self._wake_at_first_end()
+
+    def _neighbours(self) -> dict[Flow, None]:
+        """Flows that share something with those that have changed, directly or through others."""
+        found: dict[Flow, None] = {}
+        sources = dict.fromkeys(flow.source for flow in self._changed)
+        targets = dict.fromkeys(flow.target for flow in self._changed)
+        new_sources, new_targets = list(sources), list(targets)
+        while new_sources or new_targets:
+            flows = self._out.get(new_sources.pop(), {}) if new_sources else self._in.get(new_targets.pop(), {})
+            for flow in flows:
+                if flow not in found:
+                    found[flow] = None
+                    if flow.source not in sources:
+                        sources[flow.source] = None
+                        new_sources.append(flow.source)
+                    if flow.target not in targets:
+                        targets[flow.target] = None
+                        new_targets.append(flow.target)
+        return found
+
+    def _wake_at_first_end(self) -> None:
+        ends = self._ends
+        while ends and (ends[0][0] != ends[0][2].ends_ns or ends[0][2] not in self._flows):
+            heappop(ends)
+        first = ends[0][0] if ends else None
+        if self._wake is not None:
+            if self._wake[0] == first:
+                return
+            self._clock.cancel(self._wake[1])
+            self._wake = None
+        if first is not None:
+            self._wake = first, self._clock.alarm(first - self._clock.now, self._on_wake)
 
     def _core(self) -> int | None:
         if self._oversubscription_ppm == PPM:
@@ -246,60 +311,84 @@ class Fabric:
         total = sum(endpoint.bytes_per_s for endpoint in self.endpoints.values())
         return max(1, total * PPM // self._oversubscription_ppm)
 
-    def _on_wake(self, plan: int) -> None:
-        if plan != self._plan:
-            return  # the rates have changed since
+    def _on_wake(self) -> None:
+        self._wake = None
         self._advance()
-        done = [flow for flow in self._flows if flow.work <= 0]
-        for flow in done:
-            del self._flows[flow]
+        done: list[Flow] = []
+        ends, now = self._ends, self._clock.now
+        while ends and ends[0][0] <= now:
+            ends_ns, _, flow = heappop(ends)
+            if flow in self._flows and flow.ends_ns == ends_ns:
+                self._remove(flow)
+                done.append(flow)
         self._share()
         for flow in done:
             self._finish(flow, failed=False)
 
 
-@dataclass(slots=True)
 class _Pool:
-    """Something that flows share."""
+    """Something that flows share: what is left of it, and for how many of them."""
 
-    left: int
-    flows: dict[Flow, None] = field(default_factory=dict)
+    __slots__ = ("flows", "left", "num_open")
 
-    @property
-    def share(self) -> int:
-        return self.left // len(self.flows)
+    def __init__(self, left: int) -> None:
+        self.left, self.num_open = left, 0
+        self.flows: list[Flow] = []
 
 
-def fair_rates(flows: Sequence[Flow] | dict[Flow, None], core: int | None) -> list[tuple[Flow, int]]:
+def fair_rates(flows: Iterable[Flow], core: int | None) -> list[tuple[Flow, int]]:
     """Max-min fair rates by progressive filling, whole bytes per second, at least 1.
 
     Whoever is held back most comes first: a flow by its own cap, or all flows of the pool with the smallest share.
     """
-    pools: dict[_Resource, _Pool] = {}
-    for flow in flows:
-        for key, capacity in (
-            (("out", flow.source), flow.source.bytes_per_s),
-            (("in", flow.target), flow.target.bytes_per_s),
-            (("core", None), core),
-        ):
-            if capacity is not None:
-                pools.setdefault(key, _Pool(capacity)).flows[flow] = None
-    rates: dict[Flow, int] = {}
-    open_flows = dict.fromkeys(flows)
-    while open_flows:
-        share = min(pool.share for pool in pools.values() if pool.flows)
-        capped = [flow for flow in open_flows if flow.cap <= share]
-        if capped:
-            smallest = min(flow.cap for flow in capped)
-            settled = {flow: smallest for flow in capped if flow.cap == smallest}
+    of, open_pools = _pools(flows)
+    middle = None if core is None else _Pool(core)
+    if middle is not None:
+        middle.flows = list(of)
+        open_pools.append(middle)
+    for pool in open_pools:
+        pool.num_open = len(pool.flows)
+    smallest_cap = min((flow.cap for flow in of), default=0)  # of those without a rate, or less
+    rates: list[tuple[Flow, int]] = []
+    while of:
+        shares = [pool.left // pool.num_open for pool in open_pools]
+        rate, settled = min(shares), list[Flow]()
+        if smallest_cap <= rate:
+            smallest_cap = min(flow.cap for flow in of)
+        if smallest_cap <= rate:
+            rate = smallest_cap
+            settled = [flow for flow in of if flow.cap == rate]
         else:
-            tight = [pool for pool in pools.values() if pool.flows and pool.share == share]
-            settled = {flow: share for pool in tight for flow in pool.flows}
-        for flow, rate in settled.items():
-            rates[flow] = max(1, rate)
-            del open_flows[flow]
-            for pool in pools.values():
-                if flow in pool.flows:
-                    pool.left -= rate
-                    del pool.flows[flow]
-    return [(flow, rates[flow]) for flow in flows]
+            for pool, share in zip(open_pools, shares, strict=True):
+                if share == rate:
+                    settled += pool.flows
+        for flow in settled:
+            pools = of.pop(flow, None)
+            if pools is None:
+                continue  # it has got its rate before, or is in two such pools
+            rates.append((flow, rate or 1))
+            for pool in pools:
+                pool.left -= rate
+                pool.num_open -= 1
+            if middle is not None:
+                middle.left -= rate
+                middle.num_open -= 1
+        open_pools = [pool for pool in open_pools if pool.num_open]
+    return rates
+
+
+def _pools(flows: Iterable[Flow]) -> tuple[dict[Flow, tuple[_Pool, _Pool]], list[_Pool]]:
+    """The NICs that each flow leaves and enters by, and all of these, with their flows."""
+    sources: dict[Endpoint, _Pool] = {}
+    targets: dict[Endpoint, _Pool] = {}
+    of: dict[Flow, tuple[_Pool, _Pool]] = {}
+    for flow in flows:
+        source, target = sources.get(flow.source), targets.get(flow.target)
+        if source is None:
+            source = sources[flow.source] = _Pool(flow.source.bytes_per_s)
+        if target is None:
+            target = targets[flow.target] = _Pool(flow.target.bytes_per_s)
+        source.flows.append(flow)
+        target.flows.append(flow)
+        of[flow] = source, target
+    return of, [*sources.values(), *targets.values()]

@@ -2,24 +2,28 @@
 """Published against simulated: the scaling case of the vLLM x Mooncake blog, 12 to 60 GPUs.
 
 Run `python experiments/mooncake_store/run.py`; `--gpus 12 60` for some sizes only, `--set key=value` for another
-assumption (an override of scaling.yaml), `--json FILE` to keep the figures.
+assumption (an override of scaling.yaml), `--out FOLDER` to keep the figures: scaling.csv and scaling.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from kvsim.build import Simulation
 from kvsim.cluster_plan import ClusterPlan, resolve_run
 from kvsim.config import RunConfig, load_config
+from kvsim.report.style import BLUE, GREEN, ORANGE, as_png, figure, styled
 from kvsim.resolve import read_trace_of
 from kvsim.results.records import as_row
 from kvsim.results.summary import digest, summarize
@@ -63,7 +67,8 @@ def figures(config: RunConfig, gpus: int) -> dict[str, Any]:
         "read_gb": store.read_bytes / 1e9,
         "written_gb": store.write_bytes / 1e9,
         "makespan_s": found["throughput"]["makespan_s"],
-        "cpu_s": time.process_time() - started,
+        "cpu_s": round(time.process_time() - started, 1),
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "digest": digest(requests),
     }
 
@@ -73,16 +78,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, choices=GPUS, help="sizes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an override of scaling.yaml")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the figures there")
     wanted = parser.parse_args(arguments)
     config = load_config(HERE / "scaling.yaml", wanted.set)
     rows = []
     for gpus in wanted.gpus:
         rows.append(figures(config, gpus))
         print(json.dumps(rows[-1]), flush=True)
-    if wanted.json is not None:
-        wanted.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if wanted.out is not None:
+        wanted.out.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows).to_csv(wanted.out / "scaling.csv", index=False, float_format="%.6g")
+        (wanted.out / "scaling.png").write_bytes(as_png(plot(rows)))
     Console().print(compared(rows))
+
+
+@styled
+def plot(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Throughput and hit rate over the number of GPUs, beside what was published."""
+    drawn = figure(6.4)
+    speed, hits = drawn.subplots(2, 1, sharex=True)
+    gpus, least = [row["gpus"] for row in rows], rows[0]
+    speed.plot(gpus, [row["tokens_per_s"] / least["tokens_per_s"] for row in rows], "o-", color=BLUE, label="simulated")
+    speed.plot(
+        gpus, [n / least["gpus"] for n in gpus], "--", color=ORANGE, label="linear (published: nearly, no figures)"
+    )
+    speed.set_title(f"Throughput, as a multiple of that of {least['gpus']} GPUs")
+    speed.set_ylabel("times")
+    hits.plot(gpus, [row["hit_rate"] * 100 for row in rows], "o-", color=BLUE, label="all, simulated")
+    hits.plot(gpus, [row["local_hit_rate"] * 100 for row in rows], "s:", color=GREEN, label="on the instance itself")
+    hits.axhline(95, linestyle="--", color=ORANGE, label="published: more than 95 %")
+    hits.set_title("Prompt tokens found in a cache")
+    hits.set_ylabel("% of prompt tokens")
+    hits.set_xlabel("GPUs (GB200, four per instance)")
+    hits.set_xticks(gpus)
+    for axes, floor in ((speed, 0), (hits, 0)):
+        axes.set_ylim(bottom=floor)
+        axes.legend()
+    hits.set_ylim(top=105)
+    return drawn
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> Table:

@@ -108,7 +108,8 @@ class SchedulerOutput:
     num_decoding: int = 0
     decode_contexts: int = 0  # of all members together, this step's token included
     offering: list[Request] = field(default_factory=list)  # members that `KVConnector.repeats_offer` tells of
-    order: Mapping[Request, int] = field(default_factory=dict)  # of all running requests, if somebody is offering
+    filling: dict[Request, int] = field(default_factory=dict)  # members that fill a block, with so many tokens computed
+    order: Mapping[Request, int] = field(default_factory=dict)  # of all running requests, if one of these is named
 
     @property
     def total_tokens(self) -> int:

@@ -11,6 +11,7 @@ from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.store_lookup import StoreLookup
 from kvsim.kv_events import KVCacheEvent, StoreEventLog
 from kvsim.request import Request
+from kvsim.store.master import Keys
 
 Role = Literal["both", "producer", "consumer"]
 
@@ -23,7 +24,12 @@ class SaveJob:
     request: Request
     last: int
     blocks: list[int]  # the whole table, referenced until the job is over
-    stored: list[Any] = field(init=False, default_factory=list)  # keys that it has written
+    tells: bool = field(init=False, default=False)  # its keys are wanted:
+    stored: list[Any] = field(init=False, default_factory=list)  # those that it has written
+
+    def keys(self, first: int) -> Keys:
+        """Of the blocks from this one on."""
+        return self.request.block_hashes[first : self.last]
 
 
 @dataclass(eq=False, slots=True)
@@ -31,8 +37,8 @@ class LoadJob:
     """Blocks of one request to be loaded."""
 
     request: Request
-    keys: list[int]
-    blocks: list[int]
+    keys: Keys
+    blocks: Sequence[Any]
 
 
 @dataclass(slots=True)
@@ -55,7 +61,7 @@ class _LoadSpec:
 
 
 @dataclass(slots=True)
-class _Tracker:
+class Tracker:
     """How far a request has come; tokens."""
 
     known: int  # computed when this step is over
@@ -94,13 +100,13 @@ class MooncakeStoreConnector(KVConnector):
         self.lookup, self._pool, self._block_size = lookup, pool, block_size
         self._is_consumer, self._save_decode, self._looks = role == "consumer", save_decode_cache, enable_lookup
         self._specs: dict[Request, _LoadSpec] = {}
-        self._trackers: dict[Request, _Tracker] = {}
+        self._trackers: dict[Request, Tracker] = {}
         self._tables: dict[Request, list[int]] = {}  # vLLM: _unfinished_requests
         self._pinned: dict[int, list[int]] = {}  # blocks referenced by a save
         self._num_saves = 0
         self._loaded: dict[Request, int] = {}  # tokens of its last load
         self._events: StoreEventLog | None = None  # if KV events are wanted
-        self._jobs: dict[int, SaveJob] = {}  # then: those that are not over
+        self._told: dict[int, SaveJob] = {}  # then: those that are not over
         self.num_load_jobs = self.num_store_jobs = 0
 
     # -- looking
@@ -146,9 +152,7 @@ class MooncakeStoreConnector(KVConnector):
         for request in output.new:
             self._save_prefill(request, scheduled[request], meta)
         if not self._is_consumer or self._save_decode:
-            for request, tokens in scheduled.items():
-                if request not in output.tables:
-                    self._save_running(request, tokens, meta)
+            self._save_all_running(output, meta)
             for request in output.resumed:
                 self._save_prefill(request, scheduled[request], meta)
         if any(spec.can_load for spec in self._specs.values()):
@@ -162,10 +166,15 @@ class MooncakeStoreConnector(KVConnector):
     def _save_prefill(self, request: Request, new_tokens: int, meta: StoreMeta) -> None:
         """A request that begins, or begins again: all that it has so far is its prefill."""
         self._specs.pop(request, None)
-        tracker = _Tracker(request.num_computed_tokens + new_tokens, 0, request.num_tokens)
+        tracker = Tracker(request.num_computed_tokens + new_tokens, 0, request.num_tokens)
         self._trackers[request] = tracker
         if not self._is_consumer:
             self._save(request, tracker, meta)
+
+    def _save_all_running(self, output: SchedulerOutput, meta: StoreMeta) -> None:
+        for request, tokens in output.num_scheduled_tokens.items():
+            if request not in output.tables:
+                self._save_running(request, tokens, meta)
 
     def _save_running(self, request: Request, new_tokens: int, meta: StoreMeta) -> None:
         tracker = self._trackers[request]
@@ -176,7 +185,7 @@ class MooncakeStoreConnector(KVConnector):
         if not self._is_consumer or is_decode:
             self._save(request, tracker, meta)
 
-    def _save(self, request: Request, tracker: _Tracker, meta: StoreMeta) -> None:
+    def _save(self, request: Request, tracker: Tracker, meta: StoreMeta) -> None:
         """A job if a block has been filled since the last one."""
         size = self._block_size
         last = tracker.known // size
@@ -189,7 +198,7 @@ class MooncakeStoreConnector(KVConnector):
         self._pinned[job.number] = blocks
         self._pool.touch(blocks)
         if self._events is not None:
-            self._jobs[job.number] = job
+            self._told[job.number], job.tells = job, True
         meta.saves.append(job)
 
     def _load(self, request: Request, meta: StoreMeta) -> None:
@@ -197,9 +206,11 @@ class MooncakeStoreConnector(KVConnector):
         if spec is None or not spec.can_load:
             return
         first, last = spec.local // self._block_size, spec.found // self._block_size
-        self._trackers[request] = _Tracker(spec.found, 0, 0)
-        blocks = self._tables[request][first:last]
-        meta.loads.append(LoadJob(request, request.block_hashes[first:last], blocks))
+        self._trackers[request] = Tracker(spec.found, 0, 0)
+        meta.loads.append(self._load_job(request, first, last))
+
+    def _load_job(self, request: Request, first: int, last: int) -> LoadJob:
+        return LoadJob(request, request.block_hashes[first:last], self._tables[request][first:last])
 
     def follows_decoding(self, request: Request) -> bool:
         return self._save_decode
@@ -214,7 +225,7 @@ class MooncakeStoreConnector(KVConnector):
         for number in output.meta or ():
             self._pool.free_blocks(reversed(self._pinned.pop(number)))
             if self._events is not None:
-                self._tell(self._jobs.pop(number), self._events)
+                self._tell(self._told.pop(number), self._events)
 
     def _tell(self, job: SaveJob, events: StoreEventLog) -> None:
         hashes = job.request.block_hashes

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import simpy
 
@@ -83,7 +84,7 @@ class MooncakeStoreWorker:
         self._pressed: set[Request] = set()  # whose saves are skipped; never iterated
         self._under_pressure = False
         self._done_loads: list[Request] = []
-        self._invalid: set[int] = set()
+        self._invalid: set[Any] = set()
         self._done_saves: list[int] = []
         self._is_closed = False
         for _ in range(recv_threads):
@@ -104,11 +105,7 @@ class MooncakeStoreWorker:
         for load in meta.loads:
             self._loads.put(load)
         if meta.saves:
-            fence = self._clock.event()
-            self._compute.after_launched(partial(_fire, fence))
-            for save in meta.saves:
-                self._ledgers.setdefault(save.request, _Ledger()).live[save.number] = None
-                self._saves.put(save, fence)
+            self._queue_saves(meta.saves)
         for request in meta.preempted:
             self._retire(request)
         for request in (*meta.finished, *list(self._closing)):
@@ -118,6 +115,18 @@ class MooncakeStoreWorker:
             else:
                 self._closing.pop(request, None)
                 self._retire(request)
+
+    def _queue_saves(self, saves: Sequence[SaveJob]) -> None:
+        fence = self._launch_fence()
+        for save in saves:
+            self._ledgers.setdefault(save.request, _Ledger()).live[save.number] = None
+            self._saves.put(save, fence)
+
+    def _launch_fence(self) -> simpy.Event:
+        """Fires when the forward pass that is launched next, at this instant, has ended."""
+        fence = self._clock.event()
+        self._compute.after_launched(partial(_fire, fence))
+        return fence
 
     def _retire(self, request: Request) -> None:
         self._ledgers.pop(request, None)
@@ -170,18 +179,20 @@ class MooncakeStoreWorker:
             if not self._is_closed:
                 if ledger is not None:
                     ledger.live.pop(job.number, None)
-                self._done_saves.append(job.number)
-                self._wake()
+                self._finish_save(job)
+
+    def _finish_save(self, job: SaveJob) -> None:
+        self._done_saves.append(job.number)
+        self._wake()
 
     def _save(self, job: SaveJob, fence: simpy.Event | None) -> Wait:
         request, client = job.request, self._client
         first = self._ledgers[request].saved
-        keys = request.block_hashes[first : job.last]
+        keys = job.keys(first)
         if keys:
-            yield self._clock.timeout(client.costs.ask(-(-len(keys) // client.shape.readers)))
-            there = client.exist(keys)
-            keys = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
-            client.counts.existing += there.count(True)
+            yield client.wait(client.costs.ask(-(-len(keys) // client.shape.readers)))
+            asked, keys = len(keys), client.missing(keys)
+            client.counts.existing += asked - len(keys)
         if keys:
             if fence is not None and not fence.processed:
                 yield fence
@@ -191,7 +202,9 @@ class MooncakeStoreWorker:
                 self._under_pressure = True
                 if self._is_live(job):
                     self._pressed.add(request)
-            job.stored = [key for key in keys if key not in client.unwritten]
+            if job.tells:
+                missing = set(client.unwritten)
+                job.stored = [key for key in keys if key not in missing]
             if not is_complete:
                 return
             self._under_pressure = False

@@ -55,7 +55,9 @@ class StoreLookup:
         if question is None:
             question = self._asked[request] = _Question()
             self._free_ns = max(self._free_ns, self._clock.now) + self.client.count_lookup(self._num_blocks(request))
-            self._clock.alarm(self._free_ns - self._clock.now, lambda: self._answer(request, question))
+            answered = self.client.wait(self._free_ns - self._clock.now)
+            assert answered.callbacks is not None
+            answered.callbacks.append(lambda _event: self._answer(request, question))
         if question.found < 0:
             return None
         del self._asked[request]
@@ -92,8 +94,9 @@ class StoreLookup:
     def _look(self, request: Request) -> int:
         size = self._block_size
         blocks = request.num_tokens // size
-        there = self.client.exist(request.block_hashes[:blocks])
-        found = there.index(False) if False in there else len(there)
-        if found * size >= request.num_tokens:
-            found = min(found, (request.num_tokens - 1) // size)
-        return found * size
+        return self._usable(request, self.client.prefix(request.block_hashes[:blocks])) * size
+
+    def _usable(self, request: Request, found: int) -> int:
+        """Blocks, of so many that are there: one token is always computed."""
+        size = self._block_size
+        return min(found, (request.num_tokens - 1) // size) if found * size >= request.num_tokens else found

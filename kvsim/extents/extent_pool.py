@@ -156,6 +156,26 @@ class ExtentPool:
             self.num_free += freed
             self.release_epoch += 1
 
+    def free_tail(self, table: Table, keep: int) -> None:
+        """One reference less for the blocks behind the first ``keep`` of a table, which loses them."""
+        cut, plain = min(keep, table.num_hashed), table.num_plain - max(keep - table.num_hashed, 0)
+        tail: list[PoolPiece] = []
+        for piece in table.held(cut):
+            if piece.first < cut:
+                self._copies.split(piece, cut)  # it comes next
+            else:
+                tail.append(piece)
+        freed = plain
+        if plain:
+            self._file_plain(plain)
+        for piece in reversed(tail):
+            freed += self._free(piece)
+        table.pieces = [piece for piece in table.pieces if piece.first < cut]
+        table.num_hashed, table.num_plain = cut, table.num_plain - plain
+        if freed:
+            self.num_free += freed
+            self.release_epoch += 1
+
     def _free(self, piece: PoolPiece) -> int:
         """One holder less; blocks that nobody holds now, which go to the end of the queue in either release."""
         piece.refs -= 1

@@ -56,6 +56,18 @@ class RunSet:
                 self._num_keys -= len(piece)
         return before - self._num_keys
 
+    def present(self, runs: Iterable[Run]) -> list[Run]:
+        """The keys of these runs that are in, in their order."""
+        found: list[Run] = []
+        for segment, first, last in runs:
+            for piece in self._pieces.overlapping(Run(segment, first, last)):
+                found.append(Run(segment, max(first, piece.first), min(last, piece.last)))  # noqa: PERF401
+        return found
+
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
+        """The keys of these runs that are not in, in their order."""
+        return [gap for run in runs for gap in self._pieces.gaps(run)]
+
     def isdisjoint(self, runs: Iterable[Run]) -> bool:
         """Whether none of these keys is in."""
         return not any(self._pieces.overlapping(run) for run in runs)

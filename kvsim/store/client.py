@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
 
-from kvsim.clock import Clock
+from kvsim.clock import STORE_PRIORITY, Clock
 from kvsim.hardware import LinkDirection
 from kvsim.network import Endpoint, Flow
-from kvsim.store.master import Entry
+from kvsim.store.master import Keys, Part
 from kvsim.store.segments import Segment
 from kvsim.store.shared import SharedStore
 
@@ -87,6 +87,7 @@ class StoreClient:
     Args:
         copy_up: time in which a rank copies so many objects from its host's memory to its GPU.
         endpoint: of this instance; it is a node of the store, too, under the same name.
+        turn: who comes first of several clients at one instant (see `kvsim.clock`).
     """
 
     def __init__(
@@ -96,28 +97,39 @@ class StoreClient:
         shape: Shape,
         costs: ClientCosts,
         copy_up: Callable[[int], int] = lambda _objects: 0,
+        *,
+        turn: int = 0,
     ) -> None:
         self.store, self.endpoint, self.shape, self.costs = store, endpoint, shape, costs
         self._clock, self._master, self._copy_up = store.clock, store.master, copy_up
         self.counts = ClientCounts()
+        self._priority = STORE_PRIORITY + turn
         self.reading = self.writing = 0  # objects
-        self.unwritten: frozenset[Any] = frozenset()  # of the last write: what the store does not have
+        self.unwritten: list[Any] = []  # of the last write: what the store does not have
+
+    def wait(self, duration_ns: int) -> simpy.Event:
+        """So long, until it is this client's turn among those who do something at that instant."""
+        return self._clock.at(duration_ns, self._priority)
 
     # -- asking
-    def count_lookup(self, keys: int) -> int:
-        """A lookup of so many keys is made; its time."""
+    def count_lookup(self, keys: int, times: int = 1) -> int:
+        """A lookup of so many keys is made, perhaps several times; how long each takes."""
         took = self.costs.ask(keys)
         counts = self.counts
-        counts.lookups, counts.lookup_keys = counts.lookups + 1, counts.lookup_keys + keys
-        counts.lookup_ns += took
+        counts.lookups, counts.lookup_keys = counts.lookups + times, counts.lookup_keys + times * keys
+        counts.lookup_ns += times * took
         return took
 
-    def exist(self, keys: Sequence[int]) -> list[bool]:
-        """Which of these can be read, now."""
-        return self._master.exist(keys)
+    def prefix(self, keys: Keys) -> int:
+        """How many of these can be read, now, up to the first that cannot."""
+        return self._master.prefix(keys)
+
+    def missing(self, keys: Keys) -> Keys:
+        """Those that cannot be read, now."""
+        return self._master.missing(keys)
 
     # -- reading
-    def read(self, keys: Sequence[int]) -> Wait:
+    def read(self, keys: Keys) -> Wait:
         """Read objects into the GPUs' memory. Returns the places of those that could not be read.
 
         vLLM 0.33.0 mooncake/store/worker.py (KVCacheStoreRecvingThread._handle_request): addresses of all descriptors
@@ -129,7 +141,7 @@ class StoreClient:
         failed: list[int] = []
         busy_ns = self._describe(len(keys))
         for first, last in self._batches(len(keys)):
-            yield self._clock.timeout(busy_ns + self.costs.ask(last - first))
+            yield self.wait(busy_ns + self.costs.ask(last - first))
             failed = yield from self._read_batch(keys, first, last)
             busy_ns = 0
             if failed:
@@ -153,26 +165,19 @@ class StoreClient:
         for first in range(0, count, most):
             yield first, min(first + most, count)
 
-    def _read_batch(self, keys: Sequence[int], first: int, last: int) -> Wait:
-        entries, leased_until = self._master.locate(keys[first:last])
-        sources: dict[tuple[Segment, bool], list[int]] = {}
-        failed: list[int] = []
-        for place, entry in enumerate(entries, first):
-            source = _source(entry)
-            if source is None:
-                failed.append(place)
-            else:
-                sources.setdefault(source, []).append(place)
+    def _read_batch(self, keys: Keys, first: int, last: int) -> Wait:
+        located = self._master.locate(keys[first:last])
         flights = _Flights(self._clock)
-        for (segment, on_disk), places in sources.items():
-            self._fetch(segment, places, flights, on_disk=on_disk)
+        for part in located.parts:
+            self._fetch(part, flights)
         yield flights.over()
-        if self._clock.now >= leased_until:
+        if self._clock.now >= located.leased_until_ns:
             return list(range(first, last))
-        return sorted([*failed, *flights.lost])
+        return sorted(first + place for place in (*located.missing, *flights.lost))
 
-    def _fetch(self, segment: Segment, places: list[int], flights: _Flights, *, on_disk: bool) -> None:
+    def _fetch(self, part: Part, flights: _Flights) -> None:
         """Everything that one node has of a batch."""
+        segment, places = part.segment, part.places
         count = len(places) * self.shape.readers
         size = count * self.store.object_bytes
 
@@ -190,14 +195,14 @@ class StoreClient:
             self._clock.alarm(self._copy_up(len(places)), arrived)
 
         flights.open += 1
-        if on_disk:
+        if part.on_disk:
             self.counts.disk_bytes += size
             self.store.disks[segment].read(count, copy_up if segment.is_shared else scatter)
         else:
             scatter()
 
     # -- writing
-    def write(self, keys: Sequence[int]) -> Wait:
+    def write(self, keys: Keys) -> Wait:
         """Write objects from the GPUs' memory. Returns whether all of them are there now.
 
         vLLM 0.33.0 mooncake/store/worker.py (KVCacheStoreSendingThread._handle_request), batch_put_from_multi_buffers.
@@ -205,11 +210,11 @@ class StoreClient:
         started = self._clock.now
         self.writing += len(keys)
         share = -(-len(keys) // self.shape.readers)
-        yield self._clock.timeout(self._describe(share) + self.costs.ask(share))
+        yield self.wait(self._describe(share) + self.costs.ask(share))
         answer = self._master.put_start(keys, self.endpoint.name)
         self.counts.existing += len(answer.existing)
         self.counts.refused += len(answer.refused)
-        targets: dict[Segment, list[int]] = {}
+        targets: dict[Segment, list[Any]] = {}
         for key, segments in answer.placed:
             for segment in segments:
                 targets.setdefault(segment, []).append(key)
@@ -218,7 +223,7 @@ class StoreClient:
             self._deliver(segment, some, flights)
         yield flights.over()
         if targets:
-            yield self._clock.timeout(self.costs.ask(share))
+            yield self.wait(self.costs.ask(share))
         lost = set(flights.lost)
         written = [placed for placed in answer.placed if placed[0] not in lost]
         self._master.put_end([key for key, _ in written])
@@ -227,10 +232,10 @@ class StoreClient:
         self.writing -= len(keys)
         self.counts.writes += 1
         self.counts.write_ns += self._clock.now - started
-        self.unwritten = frozenset((*answer.refused, *lost))
+        self.unwritten = [*answer.refused, *lost]
         return not self.unwritten
 
-    def _deliver(self, segment: Segment, keys: list[int], flights: _Flights) -> None:
+    def _deliver(self, segment: Segment, keys: list[Any], flights: _Flights) -> None:
         def arrived(flow: Flow) -> None:
             if flow.failed or not segment.holds:
                 flights.lost += keys
@@ -251,7 +256,7 @@ class _Flights:
 
     def __init__(self, clock: Clock) -> None:
         self.open = 0
-        self.lost: list[int] = []
+        self.lost: list[Any] = []
         self._over = clock.event()
 
     def landed(self) -> None:
@@ -265,12 +270,3 @@ class _Flights:
         if not self.open and not self._over.triggered:
             self._over.succeed()
         return self._over
-
-
-def _source(entry: Entry | None) -> tuple[Segment, bool] | None:
-    """(where to read it, whether from disk): the first copy in memory if there is one (Mooncake: memory first)."""
-    if entry is None:
-        return None
-    if entry.memory:
-        return entry.memory[0], False
-    return None if entry.disk is None or not entry.disk.holds else (entry.disk, True)

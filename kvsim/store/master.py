@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
 import simpy
 
@@ -49,6 +50,32 @@ class Entry:
     complete: bool = False
 
 
+Keys = Sequence[Any]
+"""Names of objects: hashes of blocks, or keys by the run (see `kvsim.store.run_master`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node has of what somebody wants to read.
+
+    Attributes:
+        places: in the order asked, of all that is read there.
+    """
+
+    segment: Segment
+    on_disk: bool
+    places: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where objects are: on which nodes (in the order of the first object of each), and which are nowhere."""
+
+    parts: list[Part]
+    missing: list[int]  # places
+    leased_until_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class PutStart:
     """The answer to somebody who wants to write; all in the order asked.
@@ -59,9 +86,9 @@ class PutStart:
         refused: keys for which there was no room (NO_AVAILABLE_HANDLE).
     """
 
-    placed: list[tuple[int, list[Segment]]]
-    existing: list[int]
-    refused: list[int]
+    placed: list[tuple[Any, list[Segment]]]
+    existing: list[Any]
+    refused: list[Any]
 
 
 class Master:
@@ -87,8 +114,8 @@ class Master:
     ) -> None:
         self._clock, self.segments, self.quotas = clock, segments, quotas
         self.rules = rules or MasterRules()
-        self._entries: dict[int, Entry] = {}
-        self._complete: dict[int, Entry] = {}  # of these, those that can be found
+        self._entries: dict[Any, Entry] = {}
+        self._complete: dict[Any, Entry] = {}  # of these, those that can be found
         self._in_memory: set[int] = set()  # and of those, the ones with a copy in memory; never iterated
         self._leases = Leases(self.rules.lease_ns)
         self._wanted = False  # a write found no room: need_eviction_
@@ -101,19 +128,36 @@ class Master:
         return len(self._entries)
 
     # -- reading
-    def exist(self, keys: Sequence[int]) -> list[bool]:
+    def exist(self, keys: Keys) -> list[bool]:
         """Which of these can be read; a lease for each of them that is in memory."""
         found = list(map(self._complete.__contains__, keys))
         self._lease(keys)
         return found
 
-    def locate(self, keys: Sequence[int]) -> tuple[list[Entry | None], int]:
-        """Where these are (None: nowhere), and until when their leases last."""
-        found = list(map(self._complete.get, keys))
-        self._lease(keys)
-        return found, self._clock.now + self.rules.lease_ns
+    def prefix(self, keys: Keys) -> int:
+        """How many of these can be read, up to the first that cannot; a lease for each of them that is in memory."""
+        there = self.exist(keys)
+        return there.index(False) if False in there else len(there)
 
-    def _lease(self, keys: Sequence[int]) -> None:
+    def missing(self, keys: Keys) -> Keys:
+        """Those that cannot be read; a lease for each of the others that is in memory."""
+        return [key for key, is_there in zip(keys, self.exist(keys), strict=True) if not is_there]
+
+    def locate(self, keys: Keys) -> Located:
+        """Where these are; a lease for each of them that is in memory."""
+        sources: dict[tuple[Segment, bool], list[int]] = {}
+        missing: list[int] = []
+        for place, entry in enumerate(map(self._complete.get, keys)):
+            source = None if entry is None else source_of(entry.memory, entry.disk)
+            if source is None:
+                missing.append(place)
+            else:
+                sources.setdefault(source, []).append(place)
+        self._lease(keys)
+        parts = [Part(*source, places) for source, places in sources.items()]
+        return Located(parts, missing, self._clock.now + self.rules.lease_ns)
+
+    def _lease(self, keys: Keys) -> None:
         if not all(map(self._in_memory.__contains__, keys)):
             keys = [key for key in keys if key in self._in_memory]
         self._leases.read(keys, self._clock.now)
@@ -121,7 +165,7 @@ class Master:
             self.quotas.read(keys, self._clock.now)
 
     # -- writing
-    def put_start(self, keys: Sequence[int], writer: str) -> PutStart:
+    def put_start(self, keys: Keys, writer: str) -> PutStart:
         """Reserve room for objects that ``writer`` is going to write."""
         now, answer = self._clock.now, PutStart([], [], [])
         self._make_room(keys)
@@ -165,17 +209,17 @@ class Master:
         if self.quotas is not None:
             self.quotas.take(key, copies)
 
-    def _allocate(self, writer: str, copies: int) -> list[Segment]:
-        """The first copy must find room; of the others as many as do (Mooncake: best effort)."""
+    def _allocate(self, writer: str, copies: int | None = None) -> list[Segment]:
+        """The first copy must find room; of the others as many as do (Mooncake: best effort). None = all replicas."""
         memory: list[Segment] = []
-        while len(memory) < copies:
+        while len(memory) < (self.rules.replicas if copies is None else copies):
             segment = self.segments.allocate(writer, frozenset(memory))
             if segment is None:
                 break
             memory.append(segment)
         return memory
 
-    def put_end(self, keys: Iterable[int]) -> None:
+    def put_end(self, keys: Iterable[Any]) -> None:
         """They have been written and can be found."""
         done: list[int] = []
         for key in keys:
@@ -190,14 +234,14 @@ class Master:
             self.quotas.write(done, self._clock.now)
         self._look_soon()
 
-    def put_revoke(self, keys: Iterable[int]) -> None:
+    def put_revoke(self, keys: Iterable[Any]) -> None:
         """They could not be written."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None and not entry.complete:
                 self._drop(key, entry)
 
-    def add_disk(self, key: int, segment: Segment) -> bool:
+    def add_disk(self, key: Any, segment: Segment) -> bool:
         """A copy is on this node's disk now; False = its memory had lost the object before, or has a copy on disk."""
         entry = self._entries.get(key)
         if entry is None or not entry.complete or entry.disk is not None:
@@ -207,7 +251,7 @@ class Master:
         entry.disk = segment
         return True
 
-    def lose_disk(self, key: int) -> None:
+    def lose_disk(self, key: Any) -> None:
         """Its copy on a disk was deleted there."""
         entry = self._entries.get(key)
         if entry is not None and entry.disk is not None:
@@ -269,12 +313,15 @@ class Master:
         """Set the alarm of the eviction thread, if there is something for it to do."""
         if self._tick is not None or self._is_stopped or not self._is_too_full():
             return
-        first = self._leases.first_end()
+        first = self._first_end()
         if first is None:
             return  # nothing is complete: whoever completes something comes by here
         now = self._clock.now
         tick = max(now // EVICTION_TICK_NS + 1, -(-first // EVICTION_TICK_NS)) * EVICTION_TICK_NS
         self._tick = self._clock.alarm(tick - now, self._evict)
+
+    def _first_end(self) -> int | None:
+        return self._leases.first_end()
 
     def _is_too_full(self) -> bool:
         wanted = self._wanted and self.rules.eviction_ratio > 0
@@ -285,13 +332,18 @@ class Master:
         rules, used = self.rules, self.segments.used_ratio
         if self._is_too_full():
             ratio = max(rules.eviction_ratio, used - rules.watermark + rules.eviction_ratio)
-            keys = self._leases.expired(self._clock.now, ceil(len(self._entries) * ratio))
-            for key in keys:
-                self._evict_one(key)
-            self.num_evicted += len(keys)
-            if keys or not self._entries:
+            evicted = self._evict_oldest(ceil(len(self) * ratio))
+            self.num_evicted += evicted
+            if evicted or not len(self):
                 self._wanted = False
         self._look_soon()
+
+    def _evict_oldest(self, count: int) -> int:
+        """Drop up to so many objects whose leases have ended from memory; how many it were."""
+        keys = self._leases.expired(self._clock.now, count)
+        for key in keys:
+            self._evict_one(key)
+        return len(keys)
 
     def _evict_one(self, key: int) -> None:
         entry = self._entries[key]
@@ -320,3 +372,10 @@ class Master:
             self.quotas.check({key: len(entry.memory) for key, entry in self._entries.items()})
         mounted = sum(segment.used for segment in self.segments.all if segment.mounted)
         assert mounted == self.segments.used, "the sum of all segments is wrong"
+
+
+def source_of(memory: Sequence[Segment], disk: Segment | None) -> tuple[Segment, bool] | None:
+    """(where to read an object, whether from disk): its first copy in memory if there is one, as Mooncake does."""
+    if memory:
+        return memory[0], False
+    return None if disk is None or not disk.holds else (disk, True)

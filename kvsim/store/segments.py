@@ -110,11 +110,11 @@ class Segments:
                 return segment
         return None
 
-    def release(self, segment: Segment) -> None:
-        """The room of one object is free again."""
-        segment.used -= 1
+    def release(self, segment: Segment, count: int = 1) -> None:
+        """The room of so many objects is free again."""
+        segment.used -= count
         if segment.mounted:
-            self.used -= 1
+            self.used -= count
 
     @property
     def used_ratio(self) -> float:

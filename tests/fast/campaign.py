@@ -23,10 +23,11 @@ import fast_cuts
 from cluster_worlds import compare_cluster
 from fast_compare import Verdict, compare, compare_seed
 from fast_worlds import SHAPES
+from store_worlds import compare_store
 
 from kvsim.resolve import resolve
 
-CLUSTERS = 4  # one of so many worlds is played once more, by a cluster
+CLUSTERS = 4  # one of so many worlds is played once more, by a cluster, and one by a cluster with a shared store
 
 REPO = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("KVSIM_SHARED", REPO.parent / "shared")) / "traces"
@@ -73,6 +74,7 @@ def main() -> None:
     tasks = [joblib.delayed(play_cut)(cut) for cut in cuts]
     tasks += [joblib.delayed(compare_seed)(seed, scale=options.scale) for seed in seeds]
     tasks += [joblib.delayed(compare_cluster)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
+    tasks += [joblib.delayed(compare_store)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
     work = joblib.Parallel(n_jobs=options.jobs, return_as="generator", batch_size="auto")(tasks)
     quiet = Console(stderr=True, quiet=not sys.stderr.isatty())
     verdicts: list[Verdict] = []

@@ -24,6 +24,7 @@ from __future__ import annotations
 SCHEDULER, ENGINE, COHORT, MEMORY = "cohort_scheduler.py", "fast_engine.py", "cohort.py", "waiting_memory.py"
 CONNECTOR, POOL, COPIES = "connectors/offloading_runs.py", "extents/extent_pool.py", "extents/pool_copies.py"
 LEDGER, TIERING, LOOKUP, FILES = "extents/ledger.py", "extents/tiering.py", "extents/lookup.py", "extents/files.py"
+STORE_RUNS, RUN_MASTER = "connectors/mooncake_store_runs.py", "store/run_master.py"
 LRU, LRU_023, ARC, RESERVATION = "extents/lru.py", "extents/lru_023.py", "extents/arc.py", "extents/arc_reservation.py"
 
 MUTANTS = [
@@ -229,6 +230,26 @@ MUTANTS = [
     ("files: the tail is older", FILES, "                piece.last -= left\n                left = 0", "                piece.first += left\n                left = 0"),
     ("files: what has readers stays", FILES, "                if piece.is_published and not piece.num_readers:\n                    self._unqueue(piece)\n                piece.num_readers", "                piece.num_readers"),
     ("files: who was read is the most recent", FILES, "                    if piece.is_published:\n                        self._enqueue(piece)\n", "                    if False:\n                        self._enqueue(piece)\n"),
+    # -- a shared store
+    ("store: who gives blocks back leaves them to the last save", STORE_RUNS,
+     "        if job is None or request not in self._kv.tables:\n", "        if True:\n"),
+    ("store: what a save does not read is free at once", STORE_RUNS, "        self._kv.pool.free_tail(job.held, job.num_blocks)\n", ""),
+    ("store: a save that blocks wait for ends a window", ENGINE, "if self._window is None or job.held is not None:", "if self._window is None:"),
+    ("store: saves are reported by the step in which they end", ENGINE,
+     "        if store is not None and window.last > 1:\n", "        if False:\n"),
+    ("store: blocks that fill up inside a window are saved", ENGINE, "        if store.saves_decoded:\n            self._fill_from", "        if False:\n            self._fill_from"),
+    ("store: a repeated question holds up every step", ENGINE,
+     "return self.work_ns(steps) + (steps - 1) * self.held_up_ns if steps else 0", "return self.work_ns(steps)"),
+    ("store: repeated questions are counted", STORE_RUNS, "            self.client.count_lookup(len(keys), count)\n", ""),
+    ("store: repeated questions renew leases", STORE_RUNS, "            self._master.lease(keys, asked_ns, self._turn)\n\n", "\n"),
+    ("store: before leases count, everybody is heard", STORE_RUNS, "        self._master.before_dropping[catch_up] = None\n", "        self._master.before_dropping[catch_up] = None\n        self._master.before_dropping.clear(); self._master.before_dropping[catch_up] = None; self._master._ask_who_looked = lambda: None\n"),
+    ("store: news while decisions are held up", ENGINE, "        if self._news:  # since", "        if False:  # since"),
+    ("store: an answer that has changed meanwhile", STORE_RUNS, "took_ns > 0 and self._master.num_leading(keys) == found", "took_ns > 0"),
+    ("store: an engine that dies while it is held up has begun no pass", ENGINE, "if now <= launched_ns and window.held_up_ns and step > 1:", "if False:"),
+    ("store: what is told of late has its own place", "store/run_leases.py", "        while at and queue[at - 1].order > order:\n            at -= 1\n            is_late = True\n", ""),
+    ("store: gaps are not there", RUN_MASTER, "return found + gaps[0].first - run.first", "return found + run.last - run.first"),
+    ("store: copies on disk outlive those in memory", RUN_MASTER, "self._move(run, lambda home: ((), home[1]))", "self._move(run, lambda home: ((), None))"),
+    ("store: a lost node's objects go", RUN_MASTER, "                self._move(run, lambda home: _without_node(home, segment))\n", "                pass\n"),
     # -- contents
     ("contents: tenants share nothing", "extents/content.py", "segments.append(segment.index * num_salts + salt)", "segments.append(segment.index)"),
     ("contents: a request's own tail is its own", "extents/content.py", "segments.append(-2 - self._private)", "segments.append(-2)"),

@@ -17,7 +17,7 @@ sys.path += [str(TESTS), str(TESTS / "mutation")]
 from mutants import MUTANTS  # noqa: E402 - found by the line above
 from run import run_all  # noqa: E402
 
-NUM_WORLDS, NUM_CLUSTERS = 2_000, 1_100
+NUM_WORLDS, NUM_CLUSTERS, NUM_STORES = 2_000, 1_100, 400
 PATIENCE_SECONDS = 20  # with one world, which takes milliseconds
 
 
@@ -29,9 +29,14 @@ def first_to_notice() -> str:
     """In a process with the mutant on its path: the first world that differs, or nothing."""
     from cluster_worlds import compare_cluster  # noqa: PLC0415 - over the mutant
     from fast_compare import compare_seed  # noqa: PLC0415 - over the mutant
+    from store_worlds import compare_store  # noqa: PLC0415 - over the mutant
 
     signal.signal(signal.SIGPROF, _out_of_patience)  # time of this process, however busy the machine is
-    for kind, compare, worlds in (("world", compare_seed, NUM_WORLDS), ("cluster", compare_cluster, NUM_CLUSTERS)):
+    for kind, compare, worlds in (
+        ("store", compare_store, NUM_STORES),
+        ("world", compare_seed, NUM_WORLDS),
+        ("cluster", compare_cluster, NUM_CLUSTERS),
+    ):
         for seed in range(worlds):
             signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
             try:

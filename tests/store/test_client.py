@@ -177,11 +177,8 @@ def test_disks_are_written_behind_and_read_when_memory_has_lost_it() -> None:
     world.clock.run(until=S)  # 40 ms for the disk
     world.write("a", range(10, 31))  # the last one finds no room on any node
     world.clock.run(until=2 * S)
-    assert [entry is not None and bool(entry.memory) for entry in world.master.locate([0, 1, 2])[0]] == [
-        False,
-        False,
-        True,
-    ]
+    parts = {part.on_disk: list(part.places) for part in world.master.locate([0, 1, 2]).parts}
+    assert parts == {True: [0, 1], False: [2]}
     started = world.clock.now
     assert world.read("b", [0]) == []
     assert world.clock.now - started == 100 * US + 2 * MS + MS
@@ -194,8 +191,7 @@ def test_a_full_disk_forgets_what_it_got_first() -> None:
     world = World(room=NodeRoom(100, disk=4), disk=DISK)
     world.write("a", range(6))
     world.clock.run(until=S)
-    entries, _ = world.master.locate(range(6))
-    assert [entry is not None and entry.disk is not None for entry in entries] == [False] * 2 + [True] * 4
+    assert [world.master._complete[key].disk is not None for key in range(6)] == [False] * 2 + [True] * 4
     (segment, disk), *_ = world.store.disks.items()
     assert (segment.disk_used, disk.num_deleted, disk.bytes["d2h"]) == (4, 2, 6 * BLOCK)
 

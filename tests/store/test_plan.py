@@ -85,7 +85,10 @@ def test_what_is_assumed_is_told() -> None:
         ),
         ({"engine": {"async_scheduling": True}}, "engine.async_scheduling: true: expected false"),
         ({"engine": {"data_parallel_size": 2}}, "engine.data_parallel_size: 2: expected 1"),
-        ({"engine": {"kind": "fast"}, "debug": False}, "expected reference (or auto) with connector.kind"),
+        (
+            {"engine": {"kind": "fast", "enable_prefix_caching": False}, "debug": False},
+            "expected reference (or auto) with engine.enable_prefix_caching false",
+        ),
         (
             {"cluster": {"instances": [{"name": "a"}, {"name": "b", "engine": {"block_size": 32}}]}},
             "cluster.store: groups a and b have blocks of 16 and 32 tokens, expected the same",
