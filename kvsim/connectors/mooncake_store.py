@@ -24,7 +24,8 @@ class SaveJob:
     request: Request
     last: int
     blocks: list[int]  # the whole table, referenced until the job is over
-    stored: list[Any] = field(init=False, default_factory=list)  # keys that it has written
+    tells: bool = field(init=False, default=False)  # its keys are wanted:
+    stored: list[Any] = field(init=False, default_factory=list)  # those that it has written
 
     def keys(self, first: int) -> Keys:
         """Of the blocks from this one on."""
@@ -105,7 +106,7 @@ class MooncakeStoreConnector(KVConnector):
         self._num_saves = 0
         self._loaded: dict[Request, int] = {}  # tokens of its last load
         self._events: StoreEventLog | None = None  # if KV events are wanted
-        self._jobs: dict[int, SaveJob] = {}  # then: those that are not over
+        self._told: dict[int, SaveJob] = {}  # then: those that are not over
         self.num_load_jobs = self.num_store_jobs = 0
 
     # -- looking
@@ -197,7 +198,7 @@ class MooncakeStoreConnector(KVConnector):
         self._pinned[job.number] = blocks
         self._pool.touch(blocks)
         if self._events is not None:
-            self._jobs[job.number] = job
+            self._told[job.number], job.tells = job, True
         meta.saves.append(job)
 
     def _load(self, request: Request, meta: StoreMeta) -> None:
@@ -224,7 +225,7 @@ class MooncakeStoreConnector(KVConnector):
         for number in output.meta or ():
             self._pool.free_blocks(reversed(self._pinned.pop(number)))
             if self._events is not None:
-                self._tell(self._jobs.pop(number), self._events)
+                self._tell(self._told.pop(number), self._events)
 
     def _tell(self, job: SaveJob, events: StoreEventLog) -> None:
         hashes = job.request.block_hashes

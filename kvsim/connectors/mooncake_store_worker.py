@@ -202,7 +202,9 @@ class MooncakeStoreWorker:
                 self._under_pressure = True
                 if self._is_live(job):
                     self._pressed.add(request)
-            job.stored = [key for key in keys if key not in client.unwritten]
+            if job.tells:
+                missing = set(client.unwritten)
+                job.stored = [key for key in keys if key not in missing]
             if not is_complete:
                 return
             self._under_pressure = False

@@ -105,7 +105,7 @@ class StoreClient:
         self.counts = ClientCounts()
         self._priority = STORE_PRIORITY + turn
         self.reading = self.writing = 0  # objects
-        self.unwritten: frozenset[Any] = frozenset()  # of the last write: what the store does not have
+        self.unwritten: list[Any] = []  # of the last write: what the store does not have
 
     def wait(self, duration_ns: int) -> simpy.Event:
         """So long, until it is this client's turn among those who do something at that instant."""
@@ -232,7 +232,7 @@ class StoreClient:
         self.writing -= len(keys)
         self.counts.writes += 1
         self.counts.write_ns += self._clock.now - started
-        self.unwritten = frozenset((*answer.refused, *lost))
+        self.unwritten = [*answer.refused, *lost]
         return not self.unwritten
 
     def _deliver(self, segment: Segment, keys: list[Any], flights: _Flights) -> None:

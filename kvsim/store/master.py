@@ -209,10 +209,10 @@ class Master:
         if self.quotas is not None:
             self.quotas.take(key, copies)
 
-    def _allocate(self, writer: str, copies: int) -> list[Segment]:
-        """The first copy must find room; of the others as many as do (Mooncake: best effort)."""
+    def _allocate(self, writer: str, copies: int | None = None) -> list[Segment]:
+        """The first copy must find room; of the others as many as do (Mooncake: best effort). None = all replicas."""
         memory: list[Segment] = []
-        while len(memory) < copies:
+        while len(memory) < (self.rules.replicas if copies is None else copies):
             segment = self.segments.allocate(writer, frozenset(memory))
             if segment is None:
                 break

@@ -2,8 +2,9 @@
 
 (rule, module under kvsim/, text, what it becomes). The text must occur exactly once, or the mutant is stale.
 
-Not here, because nothing could notice: who needs none of a prompt's KV says so. A decode instance always lacks the last
-token, and clients that leave before are refused where instances have roles.
+Not here, because nothing could notice: who needs none of a prompt's KV says so (a decode instance always lacks the last
+token, and clients that leave before are refused where instances have roles); with P2pNcclConnector a decode step waits
+for what comes (the prefill's step has waited until all was sent).
 """
 
 from __future__ import annotations
@@ -198,12 +199,6 @@ MUTANTS = [
     ("push: only Mooncake sends no heartbeats", BUILD, "beats=not is_mooncake", "beats=True"),
     # -- P2pNcclConnector
     ("nccl: the step waits until all is sent", P2P, "        yield self._sent\n", "        yield from ()\n"),
-    (
-        "nccl: the decode step waits for what comes",
-        P2P,
-        "            yield _Arrival(self._layers, request.request_id, self.num_layers)\n",
-        "            yield from ()\n",
-    ),
     # -- the proxy
     (
         "proxy: hits are those of the prefill instance",

@@ -121,17 +121,28 @@ def test_several_at_once() -> None:
     assert [request.status for request in two.requests] == ["finished"] * 6
 
 
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
-@pytest.mark.parametrize("at_ms", [20_040, 20_120, 20_200])
-def test_a_prefill_instance_dies(at_ms: int, policy: str) -> None:
-    """Its part is lost: the request fails, or computes what the store has not brought. Blocks are all given back."""
-    events = [{"at": f"{at_ms}ms", "instance": "p-1", "action": "fail"}]
+@pytest.mark.parametrize(("policy", "status"), [("fail", "failed"), ("recompute", "finished")])
+def test_a_prefill_instance_dies(policy: str, status: str) -> None:
+    """Its part is lost: the request fails, or computes what the store has not brought, and that only."""
+    events = [{"at": "20500ms", "instance": "p-1", "action": "fail"}]  # while both bring their parts
     connector = multi(split=True) | {"kv_load_failure_policy": policy}
-    wanted = no_cache(settings(connector, events=events, store=FREE | {"placement": "local"}))
-    record = simulate(wanted)
-    assert all(request.status in {"finished", "failed"} for request in record.requests)
-    if policy == "recompute":
-        assert record.requests[0].status == "finished"
+    record = simulate(no_cache(settings(connector, events=events, store=LOCAL)))
+    assert [request.status for request in record.requests] == ["finished", status]
+    decode = record.instances[-1]
+    assert decode.network is not None
+    assert decode.network.blocks_failed == BLOCKS // 2
+    # Two steps of one token for the first request; the second computes 1,600 tokens and then one.
+    again = MS + 1_600 * 10_000 + MS + 10_000 if policy == "recompute" else 0
+    assert decode.totals.gpu_busy_ns == 2 * (MS + 10_000) + again
+
+
+@pytest.mark.parametrize("at_ms", [20_200, 20_425, 20_500, 20_640])
+def test_whenever_it_dies(at_ms: int) -> None:
+    """Nothing is left behind, and every block has come or failed."""
+    events = [{"at": f"{at_ms}ms", "instance": "p-1", "action": "fail"}]
+    record = simulate(no_cache(settings(multi(split=True), events=events)))
+    assert record.requests[0].status == "finished"
+    assert record.requests[1].status in {"finished", "failed"}
 
 
 @pytest.mark.parametrize(
