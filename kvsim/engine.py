@@ -22,6 +22,10 @@ MAX_STEPS_AT_AN_INSTANT = 10_000
 # So many steps without a token, an end, an arrival or a finished copy: nothing will ever move again. Only traffic
 # between tiers goes on (requests that evict each other's promoted prefixes), or a restless connector's copies.
 GIVE_UP_AFTER = 500
+# Steps in which loads failed and nothing was computed, in a row: kv_load_failure_policy recompute asks for the same KV
+# again, and finds it as long as its keeper promises what cannot be read (a store whose leases are shorter than loads,
+# for ever; one that has lost a node, for its client_ttl: 10 s of it are 100,000 such steps).
+MAX_FAILED_LOADS_IN_A_ROW = 200_000
 
 
 class NoProgressError(UserError):
@@ -88,6 +92,7 @@ class Engine:
         self._empty_steps = 0  # in a row
         self._give_up_after = give_up_after
         self._fruitless_steps = 0  # in a row
+        self._failed_loads = 0  # steps in a row that had no more than that
         self._idle_steps = 0  # in a row without any request
         self.ready_at = 0  # when the server has started; requests that arrive before wait for it
         self.is_dead = False
@@ -286,6 +291,15 @@ class Engine:
             and scheduler.has_unfinished()
         ):
             raise NoProgressError(_no_progress(scheduler, self.env.now))
+        if output.computes or ended:
+            self._failed_loads = 0
+        elif worker_output is not None and (worker_output.failed_recving or worker_output.invalid_blocks):
+            self._failed_loads += 1
+            if self._failed_loads > MAX_FAILED_LOADS_IN_A_ROW:
+                why = f"loads have failed {MAX_FAILED_LOADS_IN_A_ROW:,} times in a row, and nothing was computed"
+                raise NoProgressError(
+                    f"{_no_progress(scheduler, self.env.now)}; {why}: kv_load_failure_policy fail ends that"
+                )
 
     def _wait_for(
         self, worker: ConnectorWorker, jobs: Sequence[Any], gpu_busy_until: int = 0

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import worlds
 
+import kvsim.engine
+from kvsim.build import Simulation
+from kvsim.cluster_plan import resolve_run
 from kvsim.conform.scenario import Conformance
 from kvsim.engine import NoProgressError
 
@@ -44,3 +48,23 @@ def test_copies_that_never_end_are_no_progress() -> None:
     with pytest.raises(NoProgressError, match="s8t1 holds"):
         world.run()
     assert any(record["dma"] for record in world.recorder.records[-3:])
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_loads_that_fail_for_ever_are_no_progress(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are shorter than loads: recomputing means asking again, and the store promises the same again."""
+    monkeypatch.setattr(kvsim.engine, "MAX_FAILED_LOADS_IN_A_ROW", 50)
+    builder = worlds.TraceBuilder()
+    builder.session("s", [(400, 16, 0), (48, 1, 100_000_000)], start_ns=0)
+    settings = worlds.config(
+        debug=False,
+        engine={"num_gpu_blocks_override": 300, "kind": engine},
+        connector={"kind": "mooncake_store", "kv_load_failure_policy": "recompute"},
+        cluster={
+            "instances": [{"name": "a", "count": 2}],
+            "store": {"memory_per_node": "4GiB", "lease_ttl": "10us", "placement": "local"},
+        },
+    )
+    record = Simulation(resolve_run(settings, builder.build())).run()
+    assert [request.status for request in record.requests] == ["finished", "stuck"]
+    assert any("loads have failed 50 times in a row" in caution for caution in record.cautions)
