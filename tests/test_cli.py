@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvsim.catalogue import catalogue
 from kvsim.results.schedule import read_schedule
 from kvsim.trace.generate import GeneratorParameters, write_trace
 
@@ -17,7 +18,7 @@ REPO = Path(__file__).resolve().parent.parent
 RUN = """
 trace: {path: trace.jsonl.gz, session_interval: 1s}
 model: llama-3.1-8b
-engine: {num_gpu_blocks_override: 9000}
+engine: {num_gpu_blocks_override: 6000}
 connector: {kind: offloading, cpu_bytes_to_use: 20GiB}
 """
 
@@ -35,7 +36,7 @@ def kvsim(*words: str, cwd: Path, hash_seed: str = "0") -> subprocess.CompletedP
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small trace and a config."""
     folder = tmp_path_factory.mktemp("work")
-    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3))
+    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=20))
     (folder / "run.yaml").write_text(RUN)
     return folder
 
@@ -102,10 +103,20 @@ def test_a_schedule_is_exported(workplace: Path, first_run: subprocess.Completed
 
 def test_debug_changes_nothing(workplace: Path) -> None:
     """--debug checks every invariant at every step and gives the same digest."""
-    words = ("run", "run.yaml", "-o", "debug", "--debug", "--json", "--set", "trace.max_sessions=1")
-    checked = kvsim(*words, "--set", "engine.num_gpu_blocks_override=6000", cwd=workplace)
-    plain = kvsim(*(w for w in words if w != "--debug"), "--overwrite",
-                  "--set", "engine.num_gpu_blocks_override=6000", cwd=workplace)  # fmt: skip
+    words = (
+        "run",
+        "run.yaml",
+        "-o",
+        "debug",
+        "--debug",
+        "--json",
+        "--set",
+        "trace.max_sessions=1",
+        "--set",
+        "output.plots=false",
+    )
+    checked = kvsim(*words, cwd=workplace)
+    plain = kvsim(*(word for word in words if word != "--debug"), "--overwrite", cwd=workplace)
     assert checked.returncode == plain.returncode == 0, checked.stderr + plain.stderr
     assert json.loads(checked.stdout)["digest"] == json.loads(plain.stdout)["digest"]
 
@@ -193,10 +204,12 @@ def test_lists() -> None:
         "connectors": "simple_cpu", "tiers": "module:Class", "step-times": "fixed", "releases": "0.23.0",
     }  # fmt: skip
     for kind, name in names.items():
-        rows = json.loads(kvsim("list", kind, "--json", cwd=REPO).stdout)
-        assert name in {row["name"] for row in rows}
-        assert all(row["description"] for row in rows)
-        assert name in kvsim("list", kind, cwd=REPO).stdout
+        rows = dict(catalogue(kind))
+        assert all(rows.values())
+        assert name in rows
+    rows = json.loads(kvsim("list", "models", "--json", cwd=REPO).stdout)
+    assert "llama-3.1-70b" in {row["name"] for row in rows}
+    assert "llama-3.1-70b" in kvsim("list", "models", cwd=REPO).stdout
 
 
 def test_help_has_an_example() -> None:
