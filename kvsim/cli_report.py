@@ -48,6 +48,9 @@ def report(
     from kvsim.report.words import describe, describe_points
 
     found = read_report(inputs, slo_of(slo or ()), mrc)
+    if found.baseline is None:
+        where = ", ".join(map(str, inputs))
+        raise UserError(f"{where}: none of {len(found.points)} points was simulated to its end: nothing to report")
     with progress("drawing", "plots") as told:
         plots = write(found, output, title=title, progress=told)
     if as_json:
@@ -55,11 +58,13 @@ def report(
         return
     console = output_console()
     baseline, best = found.baseline, found.best
-    assert baseline is not None
     if len(found.points) == 1 and found.runs:
         console.print(describe(found.runs[0].summary), markup=False, highlight=False)
     else:
-        console.print(describe_points(found.points, baseline, best or baseline), markup=False, highlight=False)
+        lead = found.lead or describe_points(found.points, baseline, best or baseline)
+        console.print(lead, markup=False, highlight=False)
+    for doubt in found.doubts:
+        console.print(doubt, markup=False, highlight=False)
     for point in [best or baseline]:
         for limit in point.limits:
             met = "met" if limit.is_met else "missed"
@@ -75,6 +80,7 @@ def _as_json(found: Report, output: Path, plots: Path) -> dict[str, Any]:
         "plots": str(plots),
         "baseline": None if baseline is None else baseline.name,
         "best": None if best is None else best.name,
+        "doubts": list(found.doubts),
         "points": [_row(each) for each in found.points],
     }
 
@@ -89,6 +95,7 @@ def _row(point: Point) -> dict[str, Any]:
         "output_tokens_per_s": point.output_tokens_per_s,
         "cpu_bytes": point.dram_bytes,
         "gpus": point.gpus,
+        "rejected": point.rejected[0],
         "meets_slo": point.meets_slo,
         "slo": [
             {"key": each.key, "limit": each.limit, "measured": each.measured, "met": each.is_met}

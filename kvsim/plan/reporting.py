@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from kvsim.report.format import duration, percent
 from kvsim.report.html import write_points, write_report
 from kvsim.report.plots import PLOTS, plots_of
 from kvsim.report.point_plots import Bound
-from kvsim.report.points import Limit, Point, baseline_of, best_of, points_of
+from kvsim.report.points import Limit, Point, baseline_of, best_of, points_of, refuse_more
 from kvsim.report.sections import Drawn
 from kvsim.report.style import as_png, as_svg
 from kvsim.report.tier_plots import TIER_PLOTS
@@ -46,12 +47,18 @@ _PATHS: Mapping[str, tuple[str, str, float]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """What is going to be on a page: all points, with their runs, measured against the SLO."""
+    """What is going to be on a page: all points, with their runs, measured against the SLO.
+
+    Attributes:
+        plan: what the plan itself has answered; None where this is no plan, or it is measured against another SLO.
+        doubts: what to know before anything else.
+    """
 
     points: tuple[Point, ...]
     runs: tuple[Run, ...]
     bound: Bound
     plan: PlanAnswer | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> Point | None:
@@ -62,6 +69,11 @@ class Report:
     def best(self) -> Point | None:
         """The choice to recommend."""
         return best_of(self.points) if self.plan is None or self.plan.best is None else self.points[self.plan.best]
+
+    @property
+    def lead(self) -> str:
+        """What a plan has answered; "" = what the best choice gives."""
+        return "" if self.plan is None else str(self.plan.content["answer"])
 
 
 def slo_of(options: Sequence[str]) -> Slo | None:
@@ -121,11 +133,49 @@ def read_report(paths: Sequence[Path], slo: Slo | None = None, mrc: Path | None 
             runs.append(load_run(path))
     points = points_of(runs, sweeps)
     plan = read_plan(paths[0], sweeps[0]) if len(paths) == len(sweeps) == 1 else None
+    doubts: list[str] = []
     if plan is not None and slo is None:
         points = [replace(each, limits=shown(plan.checks[place])) for place, each in enumerate(points)]
     if slo is not None:
         points = [replace(each, limits=_limits(each, slo)) for each in points]
-    return Report(tuple(points), tuple(runs), () if mrc is None else read_bound(mrc), plan)
+        points = _with_refusals(points)
+        if plan is not None:
+            own = ", ".join(f"{key} {limit}" for key, limit in plan.content["slo"].items())
+            doubts.append(f"The plan's own answer is left out: it is for the SLO {own}.")
+            plan = None
+    bound: Bound = ()
+    if mrc is not None:
+        bound = read_bound(mrc)
+        doubts += _other_workload(mrc, points)
+    return Report(tuple(points), tuple(runs), bound, plan, tuple(doubts))
+
+
+def _with_refusals(points: Sequence[Point]) -> list[Point]:
+    """Who rejects more requests than another could have had misses the SLO."""
+    more = {id(each) for each in refuse_more(points)}
+    least = f"at most {percent(min((each.rejected_share for each in points if id(each) not in more), default=0.0))}"
+    return [
+        replace(each, limits=(*each.limits, Limit("rejected", least, percent(each.rejected_share), is_met=False)))
+        if id(each) in more
+        else each
+        for each in points
+    ]
+
+
+def _other_workload(mrc: Path, points: Sequence[Point]) -> list[str]:
+    """What `kvsim mrc` says of its trace and model, where that is not what the points had."""
+    try:
+        said = json.loads(((mrc if mrc.is_dir() else mrc.parent) / "mrc.json").read_text(encoding="utf-8"))
+        trace, (model, _, _) = str(said["trace"]), str(said["kv_of"]).rpartition(", ")
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # the table alone may have been kept
+    infos = [(each.summary or {}).get("info", {}) for each in points]
+    found = []
+    if others := [each["trace"] for each in infos if not each.get("trace", trace).startswith(trace)]:
+        found.append(f"The optimum of {mrc} is that of trace {trace}, not of {others[0]}.")
+    if model and (others := [each["model"] for each in infos if each.get("model", model) != model]):
+        found.append(f"The optimum of {mrc} is that of model {model}, not of {others[0]}.")
+    return found
 
 
 def read_bound(path: Path) -> Bound:
@@ -190,9 +240,10 @@ def write_page(report: Report, path: Path, title: str) -> Sequence[Drawn]:
         path,
         title,
         bound=report.bound,
-        lead="" if plan is None else str(plan.content["answer"]),
+        lead=report.lead,
         best=report.best,
         first=None if plan is None else plan.section(),
+        doubts=report.doubts,
     )
 
 

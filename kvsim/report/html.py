@@ -34,7 +34,7 @@ from kvsim.report.sections import (
 from kvsim.report.sortable import SortableTable, script, script_policy
 from kvsim.report.style import as_svg, inline_svg
 from kvsim.report.tenants import tenant_header, tenant_rows
-from kvsim.report.words import describe, describe_comparison, describe_points
+from kvsim.report.words import describe, describe_comparison, describe_points, refusal
 from kvsim.results.compare import labels, mismatches
 from kvsim.results.records import ASSUMED
 from kvsim.results.run import Run
@@ -135,6 +135,7 @@ def write_points(
     lead: str = "",
     best: Point | None = None,
     first: Section | None = None,
+    doubts: Sequence[str] = (),
 ) -> tuple[Drawn, ...]:
     """Write a page about many choices: runs, points of sweeps, or both.
 
@@ -146,6 +147,7 @@ def write_points(
         lead: What to say first; "" = what the best choice gives.
         best: The choice to recommend, if that is known; else see `kvsim.report.points.best_of`.
         first: A part that comes before the others.
+        doubts: What to know before anything else.
 
     Returns:
         The plots of the page.
@@ -172,7 +174,7 @@ def write_points(
             lead=_unbroken(lead or describe_points(points, baseline, best)),
             first=_part(first),
             names=names,
-            mismatches=[*mismatches(runs), *_other_traces(points, baseline)],
+            mismatches=[*filter(None, (*doubts, refusal(points))), *mismatches(runs), *_other_traces(points, baseline)],
             warnings=_warnings(points, baseline, best),
             service=_part(service),
             sheets=_sheets(runs, names) if len(runs) > 1 else [],

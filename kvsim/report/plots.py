@@ -70,8 +70,9 @@ def hit_rate(run: Run) -> Figure:
     names = tier_names(run)
     behind = {name: growth("hit_tokens", name) for name in names}
     from_cpu = growth("external_hit_tokens") - sum(behind.values(), np.zeros(len(prompt)))
-    layers = {"CPU" if names else "Offload tiers": from_cpu} | behind
-    for color, (name, tokens) in zip(cycle((ORANGE, *TIER_COLORS)), layers.items(), strict=False):
+    has_cpu = not names or bool(run.summary["tiers"]["cpu"]["capacity_blocks"])  # a shared store stands without one
+    layers = ({"CPU" if names else "Offload tiers": from_cpu} if has_cpu else {}) | behind
+    for color, (name, tokens) in zip(cycle((ORANGE, *TIER_COLORS)[not has_cpu :]), layers.items(), strict=False):
         top = below + share(tokens, prompt)
         axes.stairs(top, edges, baseline=below, fill=True, color=color, label=shorten(name, _NAME_WIDTH))
         below = top

@@ -12,8 +12,17 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from kvsim.report.curves import Floats
 from kvsim.report.format import shorten
-from kvsim.report.points import Point, other_axes, series_name, short_name, size_axis, size_text, varied_axes
-from kvsim.report.style import GRID, INK, ORANGE, PALETTE, PAPER, figure, line_style, styled
+from kvsim.report.points import (
+    Point,
+    other_axes,
+    series_name,
+    short_name,
+    size_axis,
+    size_text,
+    varied_axes,
+    worth_choosing,
+)
+from kvsim.report.style import DASHES, GRID, INK, ORANGE, PALETTE, PAPER, figure, line_style, styled
 from kvsim.results.compare import METRIC
 
 Bound = Sequence[tuple[int, float]]
@@ -91,7 +100,8 @@ def _lines(what: str, series: Mapping[str, Sequence[tuple[int, Point]]]) -> Figu
         rates = [_total(point) for _, point in points]
         sizes = [size / 2**30 for size, _ in points]
         label = shorten(name, _NAME_WIDTH) or "all"
-        axes.plot(sizes, rates, marker="o", markersize=4, label=label, **line_style(index))
+        marker = "o^sDvP"[(index + index // len(PALETTE)) % 6]  # a series of one point has no line to tell it by
+        axes.plot(sizes, rates, marker=marker, markersize=4, label=label, **line_style(index))
     smallest = min((size / 2**30 for each in series.values() for size, _ in each if size), default=1.0)
     axes.set_xscale("symlog", linthresh=smallest)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda gib, _: f"{gib:g}"))
@@ -120,7 +130,8 @@ def _tiers(point: Point) -> list[tuple[str, float]]:
 def pareto(points: Sequence[Point], best: Point | None = None) -> Figure | None:
     """TTFT and throughput against what it costs: CPU memory, or GPUs where only their number differs.
 
-    Choices that no cheaper or equal one beats are filled and joined. None where the cost of all is the same.
+    Choices that none beats which has neither more GPUs nor more memory are filled, and joined with those that have as
+    many GPUs. None where the cost of all is the same.
     """
     known = [each for each in points if each.ttft_p90_ms is not None and each.output_tokens_per_s is not None]
     cost = _cost(known)
@@ -136,6 +147,19 @@ def front(costs: Sequence[float], values: Sequence[float], *, lower_is_better: b
         if not found or sign * values[at] < sign * values[found[-1]]:
             found.append(at)
     return found
+
+
+def unbeaten(points: Sequence[Point], values: Sequence[float], *, lower_is_better: bool) -> list[int]:
+    """Places of those worth choosing that no other of them beats with no more GPUs, CPU memory or storage."""
+    sign = 1.0 if lower_is_better else -1.0
+    chosen = [at for at, is_choice in enumerate(worth_choosing(points)) if is_choice]
+    all_of = [
+        (each.gpus, each.dram_bytes, each.storage_bytes, sign * value)
+        for each, value in ((points[at], values[at]) for at in chosen)
+    ]
+    rows = np.array(all_of, dtype=np.float64).reshape(-1, 4)
+    beaten = [bool(((rows <= own).all(axis=1) & (rows < own).any(axis=1)).any()) for own in rows]
+    return [at for at, is_beaten in zip(chosen, beaten, strict=True) if not is_beaten]
 
 
 def _cost(points: Sequence[Point]) -> tuple[str, list[float]] | None:
@@ -156,9 +180,15 @@ def _draw_pareto(known: Sequence[Point], what: str, costs: list[float], best: Po
         (panels[0], "P90 time to first token", [float(each.ttft_p90_ms or 0.0) for each in known], True),
         (panels[1], "Output tokens/s", [float(each.output_tokens_per_s or 0.0) for each in known], False),
     ):
-        on_front = front(costs, values, lower_is_better=lower)
-        line_x, line_y = [costs[at] for at in on_front], [values[at] for at in on_front]
-        axes.step(line_x, line_y, where="post", color=INK, linewidth=1.0, label="Best for its cost")
+        on_front = unbeaten(known, values, lower_is_better=lower)
+        counts = [0] if what == "GPUs" else sorted({known[at].gpus for at in on_front})
+        for count, dashes in zip(counts, cycle(DASHES)):
+            of_count = [at for at in on_front if what == "GPUs" or known[at].gpus == count]
+            x, y = [costs[at] for at in of_count], [values[at] for at in of_count]
+            best_at = front(x, y, lower_is_better=lower)
+            label = "Best for its cost" + (f", {count} GPUs" if len(counts) > 1 else "")
+            axes.step([x[at] for at in best_at], [y[at] for at in best_at], where="post", color=INK, linewidth=1.0,
+                      linestyle=dashes, label=label)  # fmt: skip
         for index, group in enumerate(dict.fromkeys(groups)):
             for filled in (False, True):
                 chosen = [at for at in range(len(known)) if groups[at] == group and (at in on_front) is filled]

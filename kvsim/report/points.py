@@ -14,11 +14,14 @@ from kvsim.report.format import memory, shorten
 from kvsim.results.compare import METRIC, labels
 from kvsim.results.run import Run
 from kvsim.results.sweep import Sweep
+from kvsim.units import parse_size
 
 _TTFT, _RATE = METRIC["latency.ttft_ms.p90"], METRIC["throughput.output_tokens_per_s"]
 _DRAM = METRIC["tiers.cpu.capacity_bytes"]
 _NO_CHOICE = frozenset({"name", "notes", "output", "debug", "python_path"})
 """Sections of a config that say nothing about the server."""
+KNOW_THE_FUTURE = frozenset({"opt", "opt_bypass", "belady", "optimum"})
+"""Policies that nobody can run: a bound for the others, and never a choice. kvsim's are opt and opt_bypass."""
 MANY = 60
 """Characters of a point's name in a table."""
 
@@ -81,6 +84,23 @@ class Point:
         return sum(int(each.get("capacity_bytes") or 0) for each in tiers.values())
 
     @property
+    def rejected(self) -> tuple[int, int]:
+        """How many of how many requests no server took."""
+        counts = {} if self.summary is None else self.summary.get("requests", {})
+        return int(counts.get("rejected") or 0), int(counts.get("arrived") or 0)
+
+    @property
+    def rejected_share(self) -> float:
+        """Of the requests that arrived."""
+        rejected, arrived = self.rejected
+        return rejected / arrived if arrived else 0.0
+
+    @property
+    def knows_the_future(self) -> bool:
+        """Whether its eviction policy cannot be had."""
+        return self.policy.lower() in KNOW_THE_FUTURE
+
+    @property
     def gpus(self) -> int:
         """Of all instances; 0 where the config is not known."""
         return _gpus(self.config)
@@ -102,11 +122,16 @@ def points_of(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Point]:
     ]
     for sweep in sweeps:
         prefix = f"{sweep.name}: " if len(sweeps) > 1 or runs else ""
+        is_grid = len(sweep.points) == math.prod(
+            len({str(each.labels.get(axis)) for each in sweep.points}) for axis in sweep.axes
+        )
         for each in sweep.points:
-            axes = {_short(axis, sweep.axes): _label(value) for axis, value in each.labels.items()}
+            config = _parsed(each.config_text)
+            axes = {_short(axis, sweep.axes): _label(_of_base(config, axis, own)) for axis, own in each.labels.items()}
+            own_axes = [_short(axis, sweep.axes) for axis, own in each.labels.items() if is_grid or own is not None]
             has_name = not each.name.startswith("point ")
-            point = Point("", axes, each.summary, _parsed(each.config_text), each.status, each.reason)
-            name = each.name if has_name or not axes else series_name(point, list(axes))
+            point = Point("", axes, each.summary, config, each.status, each.reason)
+            name = each.name if has_name or not axes else series_name(point, own_axes) or "the base"
             found.append(replace(point, name=prefix + name))
     if runs or len(sweeps) > 1:
         return _with_differences(found)
@@ -123,6 +148,14 @@ def _with_differences(points: Sequence[Point]) -> list[Point]:
     ]
 
 
+def _of_base(config: Mapping[str, Any], axis: str, own: str | float | None) -> Any:
+    """A point's own value on an axis; where it sets none, what its config has there."""
+    at: Any = config if own is None else own
+    for step in axis.split(".") if own is None else ():
+        at = at.get(step) if isinstance(at, Mapping) else None
+    return at
+
+
 def _tells_apart(values: Sequence[Any]) -> bool:
     """Whether two of those who have it differ in it; what only one kind of connector has says no more than that."""
     return len({str(_label(value)) for value in values if value is not None}) > 1
@@ -132,15 +165,36 @@ def best_of(points: Sequence[Point]) -> Point | None:
     """The choice to recommend.
 
     With an SLO: of those that meet it, the one with the fewest GPUs, then the least memory, then the least storage.
-    Without one, or if nobody meets it: the lowest P90 of TTFT, then the most output.
+    Without one, or if nobody meets it: the lowest P90 of TTFT, then the most output. Whoever rejects more requests
+    than another is no choice: the figures are over those that were served. Nor is a policy that knows the future.
     """
-    known = [each for each in points if each.ttft_p90_ms is not None and each.status == "ok"]
+    known = _choices(points)
     if not known:
         return None
+    least = min(each.rejected_share for each in known)
+    known = [each for each in known if each.rejected_share <= least]
     good = [each for each in known if each.meets_slo]
     if good:
         return min(good, key=lambda each: (each.gpus, each.dram_bytes, each.storage_bytes, each.ttft_p90_ms))
     return min(known, key=lambda each: (each.ttft_p90_ms, -(each.output_tokens_per_s or 0)))
+
+
+def worth_choosing(points: Sequence[Point]) -> list[bool]:
+    """Of each point, whether it may be had and rejects no more requests than others that may be."""
+    known = _choices(points)
+    least = min((each.rejected_share for each in known), default=1.0)
+    return [any(each is other for other in known) and each.rejected_share <= least for each in points]
+
+
+def refuse_more(points: Sequence[Point]) -> list[Point]:
+    """Those that reject a larger share of their requests than one that could be chosen."""
+    least = min((each.rejected_share for each in _choices(points)), default=1.0)
+    return [each for each in points if each.rejected_share > least]
+
+
+def _choices(points: Sequence[Point]) -> list[Point]:
+    known = [each for each in points if each.ttft_p90_ms is not None and each.status == "ok"]
+    return [each for each in known if not each.knows_the_future] or known
 
 
 def baseline_of(points: Sequence[Point]) -> Point | None:
@@ -179,15 +233,28 @@ def size_axis(points: Sequence[Point]) -> tuple[str, list[int]] | None:
 
 
 def other_axes(points: Sequence[Point], sizes: Sequence[float]) -> list[str]:
-    """Varied axes that say more than a size does: those that have several values at one size."""
+    """Varied axes that say more than a size does: those that have several values at one size.
+
+    Not the size in other words: 64GiB in each of two servers, 128GiB in one, and nothing without a connector.
+    """
     others = []
     for axis in varied_axes(points):
+        if "cpu" in axis and all(_is_size(point.axes.get(axis), point.dram_bytes) for point in points):
+            continue
         by_size: dict[float, set[object]] = {}
         for point, size in zip(points, sizes, strict=True):
             by_size.setdefault(size, set()).add(point.axes.get(axis))
         if any(len(found) > 1 for found in by_size.values()):
             others.append(axis)
     return others
+
+
+def _is_size(label: str | float | None, memory_bytes: int) -> bool:
+    try:
+        size = None if label is None else parse_size(label)
+    except ValueError:
+        return False
+    return not memory_bytes if not size else memory_bytes > 0 and memory_bytes % size == 0
 
 
 def size_text(size_bytes: int) -> str:

@@ -22,6 +22,7 @@ _FIGURES: Mapping[str, str] = {
     "TPOT P50": "latency.tpot_ms.p50",
     "Output tok/s": "throughput.output_tokens_per_s",
 }
+_REJECTED = "requests.rejected"
 _FIGURE_WIDTH = 8
 
 
@@ -39,19 +40,22 @@ def points_table(table: pd.DataFrame, axes: Sequence[str], title: str) -> Table:
     if names:  # names that all points have stand for their axes
         axes = ["name", *(axes if any(pd.isna(name) for name in names) else [])]
     joined = len(axes) > MOST_AXES
-    room = WIDTH - 4 - len(str(len(table))) - len(_FIGURES) * (_FIGURE_WIDTH + 3)
+    shown_figures = dict(_FIGURES)
+    if _REJECTED in table.columns and table[_REJECTED].fillna(0).gt(0).any():
+        shown_figures["Rejected"] = _REJECTED  # the other figures are over the rest
+    room = WIDTH - 4 - len(str(len(table))) - len(shown_figures) * (_FIGURE_WIDTH + 3)
     width = room - 3 if joined else room // max(len(axes), 1) - 3
     headers = _headers(axes)
     for axis, header in [("", "point")] if joined else zip(axes, headers, strict=True):
         is_number = axis in table.columns and pd.api.types.is_numeric_dtype(table[axis])
         shown.add_column(Text(header), justify="right" if is_number else "left", max_width=width, overflow="fold")
-    for name in _FIGURES:
+    for name in shown_figures:
         shown.add_column(name, justify="right", min_width=_FIGURE_WIDTH, max_width=_FIGURE_WIDTH)
     for row in table.head(MOST_ROWS).to_dict("records"):
         labels = ["" if pd.isna(row[axis]) else str(row[axis]) for axis in axes]
         if joined:
             labels = [", ".join(f"{header}={label}" for header, label in zip(headers, labels, strict=True) if label)]
-        figures = [value(_number(row.get(key)), METRIC[key].unit) for key in _FIGURES.values()]
+        figures = [value(_number(row.get(key)), METRIC[key].unit) for key in shown_figures.values()]
         if row["status"] != "ok":
             figures[0] = str(row["status"])
         cells = [Text(shorten(label, MOST_LINES * width)) for label in labels]

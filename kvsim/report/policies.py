@@ -7,12 +7,10 @@ from statistics import fmean
 
 from kvsim.report.format import MISSING, percent
 from kvsim.report.point_plots import Bound, cache_bytes
-from kvsim.report.points import Point, series_name, varied_axes
+from kvsim.report.points import KNOW_THE_FUTURE, Point, series_name, varied_axes
 from kvsim.report.sortable import Entry, Heading, SortableTable, number_entry, text_entry
 from kvsim.results.compare import METRIC
 
-OPTIMA = frozenset({"opt", "belady", "optimum"})
-"""Policies that know the future; `opt` is kvsim's."""
 MOST_COLUMNS = 6
 _TOTAL = METRIC["hit_rate.total"]
 
@@ -36,8 +34,8 @@ def policy_table(points: Sequence[Point], bound: Bound = ()) -> SortableTable | 
     if not settings:
         return None
     shown = list(settings)[:MOST_COLUMNS]
-    optimum = next((name for name in policies if name.lower() in OPTIMA), None)
-    bounds = {name: _bound(tried, optimum, bound) for name, tried in settings.items()}
+    optima = [name for name in policies if name.lower() in KNOW_THE_FUTURE]
+    bounds = {name: _bound(tried, optima, bound) for name, tried in settings.items()}
     has_bound = any(found is not None for found in bounds.values())
     headings = [
         Heading("Policy", "text"),
@@ -55,12 +53,17 @@ def policy_table(points: Sequence[Point], bound: Bound = ()) -> SortableTable | 
         gaps = [limit - _rate(point) for name, point in tried if (limit := bounds[name]) is not None]
         if has_bound:
             mean = fmean(gaps) if gaps else None
-            cells.append(Entry("") if mean is None else Entry(f"{100 * mean:.1f} points", f"{mean:.9f}"))
+            cells.append(Entry("") if mean is None else _gap(mean))
         times = [point.ttft_p90_ms for _, point in tried if point.ttft_p90_ms is not None]
         cells.append(number_entry(fmean(times) if times else None, "ms"))
         rows.append(tuple(cells))
-    hint = _hint(settings, optimum, bound)
+    hint = _hint(settings, optima, bound)
     return SortableTable(tuple(headings), tuple(rows), "Token hit rate of each policy.", hint)
+
+
+def _gap(mean: float) -> Entry:
+    points = 100 * mean
+    return Entry(f"{points:.1f} points" if points > -0.05 else f"{-points:.1f} points ahead", f"{mean:.9f}")
 
 
 def _rate(point: Point) -> float:
@@ -68,10 +71,10 @@ def _rate(point: Point) -> float:
     return float(_TOTAL.of(point.summary) or 0.0)
 
 
-def _bound(tried: dict[str, Point], optimum: str | None, bound: Bound) -> float | None:
-    """The optimum of a setting: simulated there, or that of a cache as large as all its tiers."""
-    if optimum is not None and optimum in tried:
-        return _rate(tried[optimum])
+def _bound(tried: dict[str, Point], optima: Sequence[str], bound: Bound) -> float | None:
+    """The optimum of a setting: the best simulated there, or that of a cache as large as all its tiers."""
+    if simulated := [_rate(tried[name]) for name in optima if name in tried]:
+        return max(simulated)
     if not bound:
         return None
     size = max(cache_bytes(each) for each in tried.values())
@@ -79,16 +82,19 @@ def _bound(tried: dict[str, Point], optimum: str | None, bound: Bound) -> float 
     return larger[0] if larger else max(rate for _, rate in bound)
 
 
-def _hint(settings: dict[str, dict[str, Point]], optimum: str | None, bound: Bound) -> str:
+def _hint(settings: dict[str, dict[str, Point]], optima: Sequence[str], bound: Bound) -> str:
     found = []
     if len(settings) > MOST_COLUMNS:
         found.append(f"The first {MOST_COLUMNS} of {len(settings)} settings; means are over all of them.")
-    if optimum is not None:
-        found.append(f"The optimum is policy {optimum}, simulated in the same setting.")
+    if optima:
+        found.append(
+            f"The optimum is policy {' or '.join(optima)}, simulated in the same setting. It knows the trace and nobody"
+            " can run it; where answers decide when the next requests come, another policy may be ahead of it."
+        )
     elif bound:
         best = percent(max(rate for _, rate in bound))
         found.append(
             "The optimum is that of `kvsim mrc`, for one cache as large as all tiers together (the next size it knows):"
-            f" no policy can reach more. With any size it is {best} at most."
+            f" {best} at most, with any size. It caches prompts only: a run, which finds answers too, may be ahead."
         )
     return " ".join(found)

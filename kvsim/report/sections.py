@@ -100,6 +100,7 @@ def service_of_points(points: Sequence[Point], best: Point | None) -> Section:
     axes = varied_axes(points)
     has_slo = any(each.limits for each in points)
     has_trouble = any(each.status != "ok" for each in points)
+    has_rejected = any(each.rejected[0] for each in points)
     own_names = not axes or any(each.run is not None for each in points)
     goodput = {each.key for point in points for each in point.limits if each.key == "goodput"}
     headings = [Heading("Choice", "text")] if own_names else []
@@ -107,6 +108,7 @@ def service_of_points(points: Sequence[Point], best: Point | None) -> Section:
     headings += [Heading("SLO", "text")] if has_slo else []
     headings += [Heading("Goodput", "text")] if goodput else []
     headings += [Heading(title) for title, _ in _FIGURES]
+    headings += [Heading("Rejected")] if has_rejected else []
     headings += [Heading("Status", "text")] if has_trouble else []
     rows = []
     for point in points:
@@ -123,6 +125,10 @@ def service_of_points(points: Sequence[Point], best: Point | None) -> Section:
             metric = METRIC[key]
             amount = None if point.summary is None else metric.of(point.summary)
             cells.append(number_entry(amount, metric.unit))
+        if has_rejected:
+            rejected, arrived = point.rejected
+            text = f"{rejected:,} of {arrived:,}" if rejected else ""
+            cells.append(Entry(text, f"{point.rejected_share:.12g}", "bad" if rejected else ""))
         if has_trouble:
             reason = f"{point.status}: {point.reason}" if point.reason else point.status
             cells.append(text_entry("" if point.status == "ok" else reason, "bad"))
@@ -151,10 +157,16 @@ def of_points(points: Sequence[Point], best: Point | None, bound: Bound) -> list
         found.append(Section("capacity", "Hit rate by capacity", plots=(Drawn("hit_rate_by_size", by_size, text),)))
     money = pareto(points, best)
     if money is not None:
-        text = "Filled and joined: nobody else is as good for as little. Hollow: somebody is."
+        text = (
+            "Filled: nobody else is as good with as few GPUs, as little CPU memory and as little storage. Hollow:"
+            " somebody is, or it is no choice. Joined: filled ones with as many GPUs."
+        )
         found.append(Section("pareto", "What it costs", plots=(Drawn("pareto", money, text),)))
     policies, optimum = policy_table(points, bound), against_optimum(points, bound)
-    text = "The optimum knows the future: what is above it cannot be reached by any policy."
+    text = (
+        "The optimum knows the future, but caches prompts only, in the order of `kvsim mrc`: runs, which find answers"
+        " too and whose requests come in an order of their own, may be a little above it."
+    )
     plots = [] if optimum is None else [Drawn("optimum", optimum, text)]
     tables = [] if policies is None else [policies]
     if tables or plots:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.report.format import memory, number, value
+from kvsim.report.format import MISSING, memory, number, value
 from kvsim.results.compare import TENANT_COLUMNS, Unit
 
 HEADER: tuple[str, ...] = ("Tenant", *(column.label for column in TENANT_COLUMNS))
@@ -24,7 +24,7 @@ def tenant_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
         cells = [_short(column.of(each), column.unit) for column in TENANT_COLUMNS]
         if _has_quotas(summary):
             store = each.get("store")
-            cells += [memory(store["used_peak_bytes"]), memory(store["quota_bytes"])] if store else ["", "none"]
+            cells += [memory(store["used_peak_bytes"]), memory(store["quota_bytes"])] if store else [MISSING, "none"]
         rows.append((each["name"], *cells))
     return rows
 

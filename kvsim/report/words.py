@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvsim.report.format import change, duration, number, percent
-from kvsim.report.points import Point
+from kvsim.report.points import Point, refuse_more
 from kvsim.report.sections import what_it_takes
 from kvsim.results.compare import METRIC, labels
 from kvsim.results.run import Run
@@ -59,15 +59,46 @@ def describe_comparison(runs: Sequence[Run]) -> str:
 
 
 def describe_points(points: Sequence[Point], baseline: Point, best: Point) -> str:
-    """Many choices in two sentences: what was simulated, and what the best one gives against the first."""
-    return f"{_what(points, baseline)} {_choice(points, baseline, best)}"
+    """Many choices in two sentences: what was simulated, and what the best one gives against the first.
+
+    Then what was no choice, and what the best one rejects.
+    """
+    return " ".join([_what(points, baseline), _choice(points, baseline, best), *_left_out(points, best)])
+
+
+def refusal(points: Sequence[Point]) -> str:
+    """A sentence about points that reject more requests than others; "" without any."""
+    more = refuse_more(points)
+    if not more:
+        return ""
+    shares = sorted({each.rejected_share for each in more})
+    how_many = " to ".join(percent(share) for share in dict.fromkeys((shares[0], shares[-1])))
+    who = f"{number(len(more))} of {number(len(points))} configurations"
+    return f"No choice, for their figures are over the other requests: {who} that reject more than others ({how_many})."
+
+
+def _left_out(points: Sequence[Point], best: Point) -> list[str]:
+    found = [text] if (text := refusal(points)) else []
+    future = [each for each in points if each.knows_the_future]
+    if future and not best.knows_the_future:
+        policies = " or ".join(dict.fromkeys(each.policy for each in future))
+        found.append(f"No choice, for it knows the future: policy {policies} ({number(len(future))} configurations).")
+    rejected, arrived = best.rejected
+    if rejected:
+        found.append(f"{best.name} rejects {number(rejected)} of {number(arrived)} requests.")
+    return found
 
 
 def _what(points: Sequence[Point], baseline: Point) -> str:
     info = (baseline.summary or {}).get("info", {})
     what = [info[key] for key in ("model",) if key in info]
-    where = info.get("hardware") or info.get("cluster")
-    what += [f"on {where}"] if where else []
+    infos = [(each.summary or {}).get("info", {}) for each in (baseline, *points)]
+    where = list(dict.fromkeys(filter(None, (each.get("hardware") or each.get("cluster") for each in infos))))
+    if len(where) > 3:
+        where[2:] = [f"{len(where) - 2} others"]
+    what += [f"on {' or '.join(where)}"] if where else []
+    gpus = sorted({each.gpus for each in points if each.gpus})
+    what += [f"({gpus[0]} to {gpus[-1]} GPUs)"] if len(gpus) > 1 else []
     what += [f"serving {info['trace']}"] if "trace" in info else []
     failed = sum(each.summary is None for each in points)
     lost = f" ({number(failed)} of them failed)" if failed else ""
@@ -81,9 +112,10 @@ def _choice(points: Sequence[Point], baseline: Point, best: Point) -> str:
     cost = what_it_takes(best)
     cost = f" {cost}" if cost else ""
     gain = _gain(baseline, best)
-    if rated and not good:
+    if rated and not best.meets_slo:
         missed = ", ".join(f"{each.key} {each.measured}" for each in best.limits if not each.is_met)
-        return f"None of them meets the SLO; {best.name} has the lowest P90 time to first token ({missed}): {gain}."
+        nobody = "None of those that are a choice" if good else "None of them"
+        return f"{nobody} meets the SLO; {best.name} has the lowest P90 time to first token ({missed}): {gain}."
     if rated:
         how_many = f" ({number(good)} of {number(len(rated))} meet it)" if len(rated) > 1 else ""
         return f"The smallest that meets the SLO{how_many} is {best.name}{cost}: {gain}."

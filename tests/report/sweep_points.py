@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,26 @@ from kvsim.plan.sweep_results import results_frame, write_results
 from kvsim.results.run import assemble
 
 
-def sweep_at(folder: Path, rows: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]) -> Path:
-    """A sweep's folder as `kvsim sweep` writes it: the labels of each point, and its figures (None = it failed)."""
+def sweep_at(
+    folder: Path,
+    rows: Sequence[tuple[dict[str, Any], dict[str, Any] | None]],
+    rejected: Mapping[int, int] | None = None,
+) -> Path:
+    """A sweep's folder as `kvsim sweep` writes it: the labels of each point, and its figures (None = it failed).
+
+    ``rejected``: how many of its seven requests a point refused as too long.
+    """
     outcomes = []
     for number, (labels, figures) in enumerate(rows):
         summary = None if figures is None else point_summary(**figures)
+        if summary is not None and (number_of := (rejected or {}).get(number)):
+            reasons = {"rejected": {"prompt too long for max_model_len": number_of}}
+            summary["requests"] |= {"rejected": number_of, "finished": 7 - number_of, "reasons": reasons}
         status, reason = ("ok", "") if summary is not None else ("failed", "does not fit")
-        config = {"hardware": {"tensor_parallel_size": 4}, "engine": {"data_parallel_size": 1}}
+        config = {
+            "hardware": {"tensor_parallel_size": labels.get("hardware.tensor_parallel_size", 4)},
+            "engine": {"data_parallel_size": 1},
+        }
         config["connector"] = {"kind": "offloading", "eviction_policy": labels.get("connector.eviction_policy", "lru")}
         outcome = Outcome(f"{number:064d}", status, reason, yaml.safe_dump(config), summary)  # type: ignore[arg-type]
         PointFiles(folder / "points").put(outcome)

@@ -214,7 +214,7 @@ def test_policies_against_a_simulated_optimum(points: list[Point]) -> None:
         ["arc", "35.0 %", "45.0 %", "70.0 %", "10.0 points", "4.00 s"],
         ["opt", "45.0 %", "60.0 %", "75.0 %", "0.0 points", "3.20 s"],
     ]
-    assert table.hint == "The optimum is policy opt, simulated in the same setting."
+    assert table.hint.startswith("The optimum is policy opt, simulated in the same setting. It knows the trace")
 
 
 def test_policies_against_the_optimum_of_a_curve(points: list[Point]) -> None:
@@ -225,7 +225,7 @@ def test_policies_against_the_optimum_of_a_curve(points: list[Point]) -> None:
     assert table is not None
     # 104 GiB: 0.5; 168 GiB: that of 200, 0.65; 296 GiB: the largest, 0.8.
     assert [row[4] for row in cells(table)] == ["15.0 points", "15.0 points"]
-    assert "With any size it is 80.0 % at most." in table.hint
+    assert "80.0 % at most, with any size. It caches prompts only" in table.hint
     without = policy_table(two)
     assert without is not None
     assert "Behind the optimum, mean" not in [head.text for head in without.headings]
