@@ -26,6 +26,7 @@ _WITHOUT_VALUE = re.compile(  # options of `docker run` that take none
     r"|oom-kill-disable|sig-proxy|disable-content-trust)(?:=.*)?"
 )
 _CLI = "vllm.entrypoints.cli.main"
+_OTHER_COMMANDS = ("bench", "chat", "complete", "collect-env", "launch", "run-batch")  # vLLM entrypoints/cli/main.py
 _ENV_OPTIONS = ("-e", "--env")
 EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --kv-offloading-size 64"
 
@@ -138,7 +139,7 @@ def _refuse_other_command(words: Sequence[str]) -> None:
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else ""
         is_program = PurePosixPath(word).name == "vllm" or (word == _CLI and "-m" in words[:index])
-        if is_program and re.fullmatch(r"[a-z][a-z-]*", following):
+        if is_program and following in _OTHER_COMMANDS:
             raise UserError(f"vllm {following} starts no server, expected a line {EXAMPLE}")
         if word.startswith("--"):
             break

@@ -42,7 +42,8 @@ _NO_FLAG = re.compile(
     r"|connector\.(.*\.)?(storage|name|(read|write)_bandwidth|latency|handshake|lookup_latency|descriptor_time"
     r"|piecewise_launch|kv_layout|coalesce|restarts.*)"
 )
-_SAID_ELSEWHERE = re.compile(r"connector\.(.*\.)?(l1_size|chunk_size)")  # with lmcache server
+# With lmcache server; in tokens, which is all that 0.23.0 has.
+_SAID_ELSEWHERE = re.compile(r"connector\.(.*\.)?(l1_size|chunk_size|block_size_factor)")
 
 
 def to_command_line(config: RunConfig, like: CommandLine | None = None) -> str:

@@ -390,8 +390,9 @@ def test_chunks_of_the_older_release() -> None:
         engine={"vllm_version": "0.23.0", "block_size": 32},
         connector={"kind": "offloading", "cpu_bytes_to_use": "1GiB", "block_size_factor": 4},
     )
-    line = parse_command_line(to_command_line(wanted), "0.23.0", "h100-sxm")
-    assert line.sections["connector"]["block_size"] == 128
+    text = to_command_line(wanted)
+    assert parse_command_line(text, "0.23.0", "h100-sxm").sections["connector"]["block_size"] == 128
+    assert comments(text) == []
 
 
 def test_a_connector_of_ones_own() -> None:
