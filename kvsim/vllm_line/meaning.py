@@ -11,6 +11,7 @@ from kvsim.steptime.gpu import load_gpu
 from kvsim.vllm_args import with_offloading_size
 from kvsim.vllm_line.command_line import CommandLine, Ranks
 from kvsim.vllm_line.effects import NOT_SIMULATED, TAKEN, without_effect
+from kvsim.vllm_line.fits import config_unfit, heads_unfit
 from kvsim.vllm_line.flag_table import flags_of
 from kvsim.vllm_line.flags import Given, read_flags
 from kvsim.vllm_line.pastes import Paste, read_paste
@@ -38,7 +39,8 @@ _OF_VLLM = ("VLLM_", "LMCACHE_", "MOONCAKE_", "DYN_")
 # Read here; those of LMCache that its config has are so too.
 _READ = (
     "VLLM_USE_SIMPLE_KV_OFFLOAD", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "VLLM_MOONCAKE_LOAD_RECV_THREADS",
-    "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS", "LMCACHE_CONFIG_FILE", "DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_DISK_CACHE_GB",
+    "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS", "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "LMCACHE_CONFIG_FILE", "DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_DISK_CACHE_GB",
 )  # fmt: skip
 
 
@@ -104,7 +106,9 @@ class _Meaning:
         )  # fmt: skip
         self.notes += sections.notes
         self.not_simulated += sections.not_simulated
-        budget, seqs = self._limits(ranks, sections.max_position, sections.engine)
+        self._model_fits(sections, ranks)
+        max_position = sections.spec.max_position if sections.spec is not None else None
+        budget, seqs = self._limits(ranks, max_position, sections.engine)
         is_async = self._is_async(ranks, speculative)
         self._hybrid(config)
         return CommandLine(
@@ -267,6 +271,17 @@ class _Meaning:
         elif config:
             self.notes.append("--kv-transfer-config without kv_connector turns nothing on")
         return config
+
+    def _model_fits(self, sections: Sections, ranks: Ranks) -> None:
+        """What the model does not allow; a note where its config is only guessed from a name."""
+        if sections.spec is None:
+            return
+        self.failures += heads_unfit(sections.spec, ranks)
+        for text in config_unfit(sections.spec, self.values, self.environment, ranks, self.gpu):
+            if sections.exact:
+                self.failures.append(text)
+            else:
+                self.notes.append(f"would not start, unless the model's own config says otherwise: {text}")
 
     def _hybrid(self, config: Mapping[str, Any]) -> None:
         lacking = without_hma(config, self.version)

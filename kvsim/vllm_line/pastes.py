@@ -25,6 +25,8 @@ _WITHOUT_VALUE = re.compile(  # options of `docker run` that take none
     r"-[ditP]+|-q|--(?:detach|interactive|tty|rm|privileged|init|read-only|publish-all|no-healthcheck|quiet"
     r"|oom-kill-disable|sig-proxy|disable-content-trust)(?:=.*)?"
 )
+_CLI = "vllm.entrypoints.cli.main"
+_OTHER_COMMANDS = ("bench", "chat", "complete", "collect-env", "launch", "run-batch")  # vLLM entrypoints/cli/main.py
 _ENV_OPTIONS = ("-e", "--env")
 EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --kv-offloading-size 64"
 
@@ -72,6 +74,8 @@ def read_paste(text: str) -> Paste:
 def _one(statements: list[Statement], notes: list[str]) -> Paste:
     found = [paste for statement in statements if (paste := _command(statement)) is not None]
     if not found:  # flags alone, as in a compose file's folded text
+        for statement in statements:
+            _refuse_other_command(statement.words)
         folded = [s for s in statements if any(word.startswith("--") for word in s.words)]
         if len(folded) != 1:
             raise UserError(f"no vLLM command in it, expected one, {EXAMPLE}")
@@ -100,6 +104,8 @@ def _command(statement: Statement) -> Paste | None:
         if found is None and len(words) > 2 and _runs_shell(words):
             inner = _one(*shell_statements(words[2], environment))
             return Paste(inner.words, inner.serve, inner.environment, inner.hidden, tag, inner.notes)
+        if found is None:
+            _refuse_other_command(words)
         found = found or (words, True)
     else:
         found = _behind_launcher(words)
@@ -121,11 +127,22 @@ def _behind_launcher(words: Sequence[str]) -> tuple[list[str], bool] | None:
             return list(words[index + 2 :]), True
         if word == "-m" and following in ("vllm.entrypoints.openai.api_server", "dynamo.vllm"):
             return list(words[index + 2 :]), False
-        if word == "-m" and following == "vllm.entrypoints.cli.main" and words[index + 2 : index + 3] == ["serve"]:
+        if word == "-m" and following == _CLI and words[index + 2 : index + 3] == ["serve"]:
             return list(words[index + 3 :]), True
         if word.startswith("--"):
             break
     return None
+
+
+def _refuse_other_command(words: Sequence[str]) -> None:
+    """A program of vLLM's that is no server, such as ``vllm bench serve``."""
+    for index, word in enumerate(words):
+        following = words[index + 1] if index + 1 < len(words) else ""
+        is_program = PurePosixPath(word).name == "vllm" or (word == _CLI and "-m" in words[:index])
+        if is_program and following in _OTHER_COMMANDS:
+            raise UserError(f"vllm {following} starts no server, expected a line {EXAMPLE}")
+        if word.startswith("--"):
+            break
 
 
 def _in_container(words: Sequence[str]) -> tuple[list[str], dict[str, str], str | None]:
@@ -203,6 +220,8 @@ def _service(section: dict[str, Any]) -> Paste | None:
         return Paste(inner.words, inner.serve, inner.environment, inner.hidden, tag, (*notes, *inner.notes))
     found_words = _behind_launcher(words)
     is_bare = "image" not in section or "vllm" in str(section["image"])
+    if found_words is None:
+        _refuse_other_command(words)
     if found_words is None and not (is_bare and any(word.startswith("-") for word in words)):
         return None
     behind, serve = found_words or (words, True)

@@ -6,16 +6,19 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from kvsim.checked import check
-from kvsim.config import RunConfig, TraceConfig
+from kvsim.checked import Component, check
+from kvsim.config import ClusterConfig, EngineConfig, MultiConnectorConfig, RunConfig, TraceConfig
+from kvsim.config.presets import ConnectorPreset, expand_presets
 from kvsim.errors import UserError
 from kvsim.steptime.model import load_model, repository_of
 from kvsim.steptime.spec import ModelSpec
 from kvsim.vllm_line.command_line import CommandLine
 from kvsim.vllm_line.meaning import parse_command_line
+from kvsim.vllm_line.named import preset_json, preset_of, preset_remark
 from kvsim.vllm_line.speculative import SIMULATED
 from kvsim.vllm_line.transfer_json import environment_of, remarks_on, transfer_json
 from kvsim.vllm_line.words import shown, unresolved
@@ -32,13 +35,15 @@ _SWITCHES = (
     "disable_chunked_mm_input", "async_scheduling",
 )  # fmt: skip
 _KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
-_SECTIONS = ("model", "hardware", "engine", "connector")
-# Facts about hardware and its speed, which no flag says.
-_NOT_OF_VLLM = re.compile(
-    r"hardware\.(link|host.*)|engine\.kind|engine\.speculative\.(acceptance_rate|draft_time)"
+_SECTIONS = ("model", "hardware", "engine", "connector", "step_time", "transfer")
+# Facts about hardware and its speed, and what is assumed: vLLM has them, and no flag says them.
+_NO_FLAG = re.compile(
+    r"(hardware|step_time|transfer|cluster)\..*|engine\.kind|engine\.speculative\.(acceptance_rate|draft_time)"
     r"|connector\.(.*\.)?(storage|name|(read|write)_bandwidth|latency|handshake|lookup_latency|descriptor_time"
-    r"|piecewise_launch|kv_layout|coalesce|restarts.*|l1_size|chunk_size)"  # the last two: said with lmcache server
+    r"|piecewise_launch|kv_layout|coalesce|restarts.*)"
 )
+# With lmcache server; in tokens, which is all that 0.23.0 has.
+_SAID_ELSEWHERE = re.compile(r"connector\.(.*\.)?(l1_size|chunk_size|block_size_factor)")
 
 
 def to_command_line(config: RunConfig, like: CommandLine | None = None) -> str:
@@ -57,7 +62,22 @@ def to_command_line(config: RunConfig, like: CommandLine | None = None) -> str:
     for number, group in enumerate(config.cluster.instances):
         role = "" if group.role == "both" else f", {group.role}"
         blocks.append(f"# {group.count} x {group.name}{role}\n{_text(config.of_group(number), group.role, like)}")
-    return "\n".join(blocks)
+    cluster = _of_cluster(config.cluster)
+    return "\n".join([*blocks, *(["".join(f"# {line}\n" for line in cluster)] if cluster else [])])
+
+
+def _of_cluster(cluster: ClusterConfig) -> list[str]:
+    """What a cluster has beside its servers, where it is not the default."""
+    found: dict[str, Any] = {}
+    for name, field in ClusterConfig.model_fields.items():
+        value = getattr(cluster, name)
+        if name == "instances" or value == field.get_default(call_default_factory=True):
+            continue
+        found[name] = cluster.model_dump(mode="json", include={name})[name]
+        if isinstance(value, Component):
+            kind = {"kind": found[name]["kind"]} if "kind" in found[name] else {}
+            found[name] = kind | value.model_dump(mode="json", exclude_defaults=True)
+    return [_lost_line(key, value) for key, value in _flat(found, "cluster")] if found else []
 
 
 def _words(config: RunConfig, role: str, like: CommandLine | None) -> list[list[str]]:
@@ -77,14 +97,7 @@ def _words(config: RunConfig, role: str, like: CommandLine | None) -> list[list[
         value = getattr(engine, key)
         if value is not None and value != type(engine).model_fields[key].default:
             words.append([f"--{key.replace('_', '-')}", str(value)])
-    hybrid = spec is not None and any(group.kind == "linear" for group in spec.groups)
-    for key in _SWITCHES:
-        value, flag = getattr(engine, key), f"--{key.replace('_', '-')}"
-        default: bool | None = type(engine).model_fields[key].default
-        if key == "enable_prefix_caching" and hybrid and engine.vllm_version == "0.23.0":
-            default = False
-        if value is not None and value != default:
-            words.append([flag if value else f"--no-{flag[2:]}"])
+    words += _switches(engine, spec)
     interval = engine.prefix_cache_retention_interval
     if interval != 0 and engine.vllm_version != "0.23.0":
         words.append(["--prefix-cache-retention-interval", str(interval)])  # None is a value of vLLM's too
@@ -93,24 +106,49 @@ def _words(config: RunConfig, role: str, like: CommandLine | None) -> list[list[
     if engine.speculative is not None:
         words.append(["--speculative-config", _json(_drafts(config, like))])
     block_tokens = engine.block_size or (64 if spec is not None and spec.mla else 16)
-    transfer = transfer_json(config.connector, role, block_tokens=block_tokens, version=engine.vllm_version)
+    transfer = _transfer(config, role, block_tokens)
     if transfer:
         words.append(["--kv-transfer-config", _json(transfer)])
     return words + [list(flag) for flag in like.kept] if like is not None else words
 
 
+def _switches(engine: EngineConfig, spec: ModelSpec | None) -> Iterator[list[str]]:
+    hybrid = spec is not None and any(group.kind == "linear" for group in spec.groups)
+    for key in _SWITCHES:
+        value, flag = getattr(engine, key), f"--{key.replace('_', '-')}"
+        default: bool | None = type(engine).model_fields[key].default
+        if key == "enable_prefix_caching" and hybrid and engine.vllm_version == "0.23.0":
+            default = False
+        if key == "async_scheduling":
+            default = None  # vLLM's default hangs on more, and reading a line takes its absence for false
+        if value is not None and value != default:
+            yield [flag if value else f"--no-{flag[2:]}"]
+
+
+def _transfer(config: RunConfig, role: str, block_tokens: int) -> dict[str, Any]:
+    found = transfer_json(config.connector, role, block_tokens=block_tokens, version=config.engine.vllm_version)
+    preset = _only_preset(config)
+    return found if preset is None else preset_json(preset, config.connector, found["kv_role"])
+
+
+def _only_preset(config: RunConfig) -> ConnectorPreset | None:
+    """Of the connector as a whole: the line can name what it stands for."""
+    return None if isinstance(config.connector, MultiConnectorConfig) else preset_of(config)
+
+
 def _text(config: RunConfig, role: str, like: CommandLine | None) -> str:
-    environment, words = environment_of(config.connector), _words(config, role, like)
+    words = _words(config, role, like)
+    environment = environment_of(config.connector) if _only_preset(config) is None else {}
     hardware = config.hardware
     gpus = hardware.tensor_parallel_size * config.engine.data_parallel_size
     head = "".join(f"{name}={shlex.quote(value)} " for name, value in environment.items()) + "vllm serve "
     lines = " \\\n  ".join(" ".join(map(_quoted, flag)) for flag in words)
     command = f"{head}{lines}"
-    remarks = [f"vLLM {config.engine.vllm_version} on {gpus} x {hardware.gpu}", *_remarks(config, command, role, like)]
+    remarks = [f"vLLM {config.engine.vllm_version} on {gpus} x {hardware.gpu}", *_remarks(config, command, like)]
     return "\n".join([f"# {remarks[0]}", command, *(f"# {remark}" for remark in remarks[1:])]) + "\n"
 
 
-def _remarks(config: RunConfig, command: str, role: str, like: CommandLine | None) -> Iterator[str]:
+def _remarks(config: RunConfig, command: str, like: CommandLine | None) -> Iterator[str]:
     """What the line does not say."""
     name = config.model.name
     if like is None and _model_name(config) == name and "/" not in name:
@@ -119,24 +157,32 @@ def _remarks(config: RunConfig, command: str, role: str, like: CommandLine | Non
     if drafts is not None and drafts.method != "ngram" and _drafts(config, like) == _drafts(config, None):
         also = " (eagle stands for eagle3 and mtp too)" if drafts.method == "eagle" else ""
         yield f'put your method{also} and the "model" of your drafter into --speculative-config'
-    yield from remarks_on(config.connector)
-    if config.cluster is None or role == "both":
-        yield from (f"not in vLLM: {key} = {value}" for key, value in _lost(config, command))
+    preset, alone = preset_of(config), _only_preset(config)
+    if preset is not None:
+        yield preset_remark(preset, several=alone is None)
+    if alone is None:
+        yield from remarks_on(config.connector)
+    yield from _what_reading_back_lacks(config, command)
 
 
-def _lost(config: RunConfig, command: str) -> list[tuple[str, Any]]:
-    """Keys, with their values, that reading the line back does not bring."""
+def _what_reading_back_lacks(config: RunConfig, command: str) -> Iterator[str]:
+    """Keys that the line does not bring back, and why vLLM would not start with it."""
     try:
-        back = config_of_line(command, config)
-    except UserError:
-        return []  # a connector or a model that vLLM does not have: that was said already
+        line = _parsed(command, config)
+        back = _config(line, config)
+    except UserError as error:
+        yield f"cannot be read back, so that what it lacks is not known: {error}"
+        return
+    yield from (text for text in line.problems if not text.startswith("not simulated: "))
     before, after = (dict(_flat(each.model_dump(mode="json", include=set(_SECTIONS)))) for each in (config, back))
     before["model.name"] = after.get("model.name")
-    return [
-        (key, value)
-        for key, value in before.items()
-        if value != after.get(key) and value is not None and not _NOT_OF_VLLM.fullmatch(key)
-    ]
+    for key, value in before.items():
+        if value != after.get(key) and value is not None and not _SAID_ELSEWHERE.fullmatch(key):
+            yield _lost_line(key, value)
+
+
+def _lost_line(key: str, value: Any) -> str:
+    return f"{'no flag says' if _NO_FLAG.fullmatch(key) else 'not in vLLM'}: {key} = {value}"
 
 
 def config_of_line(command: str, like: RunConfig | None = None) -> RunConfig:
@@ -145,11 +191,24 @@ def config_of_line(command: str, like: RunConfig | None = None) -> RunConfig:
     Raises:
         UserError: the line cannot be simulated, or what it says does not fit together.
     """
+    line = _parsed(command, like)
+    line.checked_sections()
+    return _config(line, like)
+
+
+def _parsed(command: str, like: RunConfig | None) -> CommandLine:
     version, gpu = (like.engine.vllm_version, like.hardware.gpu) if like is not None else (None, None)
-    trace = like.trace if like is not None else TraceConfig(path=("trace.jsonl",))
     model = like.model.name if like is not None and like.model.name.endswith(".json") else None
-    line = parse_command_line(command, version, gpu, model_config=model)
-    data = {"trace": trace.model_dump(mode="json"), **line.checked_sections()}
+    return parse_command_line(command, version, gpu, model_config=model)
+
+
+def _config(line: CommandLine, like: RunConfig | None) -> RunConfig:
+    trace = like.trace if like is not None else TraceConfig(path=("trace.jsonl",))
+    data = {"trace": trace.model_dump(mode="json"), **deepcopy(dict(line.sections)), "cluster": {}}
+    if like is not None:
+        data["model"] = {"name": like.model.name} | data["model"]  # one that is no preset has none
+    expand_presets(data)
+    del data["cluster"]
     return check(RunConfig, Document("command line", data))
 
 

@@ -41,7 +41,8 @@ class Sections:
         transfer: the ``--kv-transfer-config`` that takes effect.
         speculative: what drafts, by vLLM's keys.
         model_config: the ``config.json`` that the user gave.
-        max_position: of the model; None = it is not known.
+        spec: of the model; None = it is not known.
+        exact: whether its config is known, and not only the name of a folder or one that clients use.
     """
 
     values: Mapping[str, Any]
@@ -57,7 +58,8 @@ class Sections:
     transfer: Mapping[str, Any]
     speculative: Mapping[str, Any] | None
     model_config: str | None
-    max_position: int | None = None
+    spec: ModelSpec | None = None
+    exact: bool = False
     name: str | None = None
     engine: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
@@ -74,8 +76,7 @@ class Sections:
 
 def make_sections(wanted: Sections) -> Sections:
     """Fill in the sections, with notes about what had to be assumed, and what is not simulated."""
-    spec = _model(wanted)
-    wanted.max_position = spec.max_position if spec is not None else None
+    spec = wanted.spec = _model(wanted)
     _hardware(wanted)
     _engine(wanted, spec)
     _speculative(wanted)
@@ -96,6 +97,7 @@ def _model(wanted: Sections) -> ModelSpec | None:
             continue
         is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", candidate) and not candidate.startswith(".")
         wanted.model_section["name"] = _config_file(candidate) if is_path else candidate if is_repository else spec.name
+        wanted.exact = is_path or (candidate == wanted.model and bool(is_repository or "/" not in candidate))
         if candidate not in (wanted.model, wanted.model_config):
             wanted.notes.append(f"{wanted.model} is taken for {spec.name}, because it is served as {candidate}")
         break

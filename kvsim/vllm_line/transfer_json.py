@@ -18,7 +18,6 @@ from kvsim.config import (
     OffloadingConnectorConfig,
     SimpleCPUConnectorConfig,
 )
-from kvsim.registry import is_class_path
 from kvsim.units import TIME_UNITS
 
 GIB = 2**30
@@ -102,7 +101,7 @@ def _offloading(section: Any) -> Extra:
     extra: Extra = {"cpu_bytes_to_use": section.cpu_bytes_to_use}
     if section.tiers:
         extra = {"spec_name": "TieringOffloadingSpec", **extra}
-    if section.eviction_policy != "lru" and not is_class_path(section.eviction_policy):
+    if section.eviction_policy == "arc":  # of ours, the only other one that vLLM has
         extra["eviction_policy"] = section.eviction_policy
     if section.block_size is not None:
         extra["block_size"] = section.block_size

@@ -112,6 +112,7 @@ def test_run_with_a_line(kvsim: Run, tmp_path: Path) -> None:
         "vllm serve Qwen/Qwen3-0.6B \\",
         "  --max-num-seqs 7 \\",
         "  --max-model-len 16000 \\",
+        "  --no-async-scheduling \\",
         f"  --kv-transfer-config '{TRANSFER}'",
     ]
 
@@ -146,10 +147,11 @@ WRONG = {
     ),
     "weights": (
         ["run", "--vllm", "vllm serve meta-llama/Llama-3.1-70B", "--trace", "small.jsonl.gz"],
-        "--vllm: engine: ",
+        "--vllm: vLLM 0.33.0 would not start: 131.4 GiB of weights of llama-3.1-70b on each GPU, expected less than",
     ),
     "no file": (["run", "--vllm", "@nowhere.txt", "--trace", "small.jsonl.gz"], "nowhere.txt: No such file"),
     "no command": (["from-vllm", "ls"], "no vLLM command in it, expected one, such as: vllm serve"),
+    "no server": (["from-vllm", "vllm bench serve --model Qwen/Qwen3-8B"], "vllm bench starts no server, expected a"),
     "gpu": (["from-vllm", LINE, "--gpu", "h1000"], "gpu: 'h1000' is not known; closest: "),
 }  # fmt: skip
 

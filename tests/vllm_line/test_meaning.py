@@ -80,6 +80,12 @@ FAILS: dict[str, tuple[str, str]] = {
     ),
     "drafter": ("-sc '{\"method\":\"egle\",\"num_speculative_tokens\":1}'", "has none of that name, did you mean eag"),
     "drafts": ("-sc '{\"method\":\"ngram\",\"num_speculative_tokens\":0}'", "num_speculative_tokens: expected a whole"),
+    "heads": ("-tp 3", "--tensor-parallel-size: 3: the 32 attention heads of llama-3.1-8b are not divisible by it"),
+    "length of the model": ("--max-model-len 131073", "--max-model-len: expected at most the 131,072 tokens of llama"),
+    "weights": (
+        "--gpu-memory-utilization 0.1",
+        "15.0 GiB of weights of llama-3.1-8b on each GPU, expected less than 7.9 GiB (0.1 of h100-sxm)",
+    ),
     "twice": ("--spec-method ngram -sc '{\"method\":\"ngram\"}'", "--spec-method and method of --speculative-config"),
 }  # fmt: skip
 
@@ -93,6 +99,33 @@ def test_what_would_not_start(name: str) -> None:
     assert any(expected in text for text in found.start_failures), found.start_failures
     with pytest.raises(UserError, match=r"^vLLM 0.33.0 would not start: "):
         found.checked_sections()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{LLAMA} --max-model-len 131072",
+        f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 {LLAMA} --max-model-len 131073",
+        f"""{LLAMA} --max-model-len 262144 --hf-overrides '{{"rope_parameters":{{"rope_type":"yarn","factor":2}}}}'""",
+        f"{LLAMA} --gpu-memory-utilization 0.1 --num-gpu-blocks-override 100",
+        "vllm serve meta-llama/Llama-3.1-70B -tp 2",
+        "vllm serve meta-llama/Llama-3.1-70B --quantization fp8",
+        "vllm serve meta-llama/Llama-3.1-70B --quantization bitsandbytes",
+        "vllm serve Qwen/Qwen3-235B-A22B -dp 8 -ep",
+    ],
+)
+def test_models_that_fit(line: str) -> None:
+    """What rope scaling, a variable, types of weights and more ranks allow is no failure."""
+    found = parse_command_line(line, "0.33.0", "h100-sxm")
+    assert found.start_failures == ()
+    assert not any("ALLOW_LONG" in note for note in found.notes)
+
+
+def test_a_folder_that_is_only_a_name() -> None:
+    """The config.json of a folder that is not here may have rope scaling or smaller weights: that is a note."""
+    found = parse_command_line("vllm serve /models/Qwen3-8B --max-model-len 60000", "0.33.0", "h100-sxm")
+    assert not found.problems
+    assert any("unless the model's own config says otherwise: --max-model-len" in note for note in found.notes)
 
 
 def test_devices_and_allocator() -> None:

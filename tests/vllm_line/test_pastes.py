@@ -137,3 +137,26 @@ def test_no_single_command(name: str) -> None:
 def test_default_is_a_served_line() -> None:
     """A paste that is only flags counts as ``vllm serve``."""
     assert read_paste("... --seed 1 \\\n --max-model-len 5") == Paste(("--seed", "1", "--max-model-len", "5"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm bench serve --model Qwen/Qwen3-8B",
+        "docker run --gpus all vllm/vllm-openai:v0.33.0 vllm bench serve --model Qwen/Qwen3-8B",
+        "command: vllm bench throughput --model Qwen/Qwen3-8B",
+        "['vllm', 'bench', 'serve', '--model', 'Qwen/Qwen3-8B']",
+        "bash -c 'vllm bench latency --model Qwen/Qwen3-8B'",
+        "python -m vllm.entrypoints.cli.main bench serve --model Qwen/Qwen3-8B",
+    ],
+)
+def test_other_commands_of_vllm(text: str) -> None:
+    """Whatever the form, a command of vLLM's that is no server is refused, not read as flags of one."""
+    with pytest.raises(UserError, match=r"^vllm bench starts no server, expected a line such as: vllm serve "):
+        read_paste(text)
+
+
+def test_a_benchmark_beside_the_server() -> None:
+    """Where a server is started too, it is the one that is meant."""
+    paste = read_paste("vllm serve Qwen/Qwen3-8B &\nvllm bench serve --model Qwen/Qwen3-8B")
+    assert paste.words == ("Qwen/Qwen3-8B",)

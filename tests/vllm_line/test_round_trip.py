@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.config import RunConfig
+from kvsim.config import RunConfig, make_config
 from kvsim.steptime.model import load_model, model_names, repository_of
 from kvsim.vllm_line import config_of_line, parse_command_line, to_command_line
 from kvsim.vllm_line.pastes import read_paste
+from kvsim.yamlfile import Document
 
 GIB = 2**30
 OFFLOADED = (
@@ -101,7 +103,7 @@ def chunked(engine: dict[str, Any]) -> dict[str, Any]:
 ENGINE = keys(
     block_size=st.sampled_from([16, 32, 64]),
     num_gpu_blocks_override=st.integers(2, 10**6),
-    gpu_memory_utilization=st.floats(0.01, 1),
+    gpu_memory_utilization=st.floats(0.9, 1),
     kv_cache_memory_bytes=SIZES,
     max_num_seqs=st.integers(1, 256),
     max_num_batched_tokens=st.integers(256, 10**5),
@@ -121,14 +123,24 @@ ENGINE = keys(
         optional={"num_speculative_tokens": st.integers(1, 100), "lookahead_block_hashes": st.booleans()},
     ),
 ).map(chunked)
-MODEL = st.fixed_dictionaries(
-    {"name": st.sampled_from(["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "deepseek-v3", "qwen3-next-80b-a3b"])},
-    optional={"kv_cache_dtype": st.sampled_from(["auto", "bf16", "fp8"])},
-)  # fmt: skip
-HARDWARE = keys(
-    gpu=st.sampled_from(["h100-sxm", "a100-sxm", "b200"]),
-    tensor_parallel_size=st.sampled_from([1, 2, 8]),
-    expert_parallel=st.booleans(),
+# A model, and GPUs whose memory it fits into.
+SERVER = st.builds(
+    lambda server, dtype, hardware: (
+        {"name": server[0]} | dtype,
+        hardware | {"gpu": server[1], "tensor_parallel_size": server[2]},
+    ),
+    st.sampled_from(
+        [
+            ("meta-llama/Llama-3.1-8B", "h100-sxm", 1),
+            ("meta-llama/Llama-3.1-8B", "a100-sxm", 8),
+            ("Qwen/Qwen3-30B-A3B", "h100-sxm", 1),
+            ("deepseek-v3", "b200", 8),
+            ("qwen3-next-80b-a3b", "h100-sxm", 8),
+            ("qwen3-next-80b-a3b", "a100-sxm", 4),
+        ]
+    ),
+    keys(kv_cache_dtype=st.sampled_from(["auto", "bf16", "fp8"])),
+    keys(expert_parallel=st.booleans()),
 )
 
 
@@ -147,28 +159,28 @@ def same(first: RunConfig, second: RunConfig) -> bool:
 
 
 @settings(max_examples=300)
-@given(MODEL, HARDWARE, ENGINE, CONNECTOR)
+@given(SERVER, ENGINE, CONNECTOR)
 def test_there_and_back(
-    model: dict[str, Any], hardware: dict[str, Any], engine: dict[str, Any], connector: dict[str, Any]
+    server: tuple[dict[str, Any], dict[str, Any]], engine: dict[str, Any], connector: dict[str, Any]
 ) -> None:
     """The line of a config is read back as an equal config, by the release's own rules."""
-    wanted = config(model=model, hardware=hardware, engine=engine, connector=connector)
+    wanted = config(model=server[0], hardware=server[1], engine=engine, connector=connector)
     text = to_command_line(wanted)
-    assert "not in vLLM" not in text
+    assert not any(word in text for word in ("not in vLLM", "no flag says", "would not start", "cannot be read back"))
     back = config_of_line(text, wanted)
     assert same(wanted, back), text
 
 
 @settings(max_examples=50)
-@given(MODEL, HARDWARE, ENGINE, st.one_of(st.just({"kind": "none"}), SIMPLE, LMCACHE, kind("p2p_nccl")))
+@given(SERVER, ENGINE, st.one_of(st.just({"kind": "none"}), SIMPLE, LMCACHE, kind("p2p_nccl")))
 def test_there_and_back_with_the_older_release(
-    model: dict[str, Any], hardware: dict[str, Any], engine: dict[str, Any], connector: dict[str, Any]
+    server: tuple[dict[str, Any], dict[str, Any]], engine: dict[str, Any], connector: dict[str, Any]
 ) -> None:
     """The same for 0.23.0, without what it does not have."""
     known = {
         key: value for key, value in engine.items() if key not in ("speculative", "prefix_cache_retention_interval")
     }
-    wanted = config(model=model, hardware=hardware, engine=known | {"vllm_version": "0.23.0"}, connector=connector)
+    wanted = config(model=server[0], hardware=server[1], engine=known | {"vllm_version": "0.23.0"}, connector=connector)
     assert same(wanted, config_of_line(to_command_line(wanted), wanted))
 
 
@@ -200,15 +212,133 @@ def test_what_has_no_counterpart() -> None:
         connector={"kind": "lmcache_mp", "l1_size": "128GiB", "chunk_size": 512},
         seed=3,
     )
-    comments = [line.removeprefix("# ") for line in to_command_line(wanted).splitlines() if line.startswith("#")]
-    assert comments == [
-        "vLLM 0.33.0 on 1 x h100-sxm",
+    assert comments(to_command_line(wanted)) == [
         "llama-3.2-1b is a name of kvsim's: put the model's repository or folder",
         DRAFTER,
         "start beside it: lmcache server --l1-size-gb 128 --chunk-size 512",
         "not in vLLM: engine.structured_output.share = 0.5",
         "not in vLLM: engine.encoder_cache_size = 99",
     ]
+
+
+def comments(text: str) -> list[str]:
+    """Those behind the first, which names release and GPUs."""
+    return [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")][1:]
+
+
+def test_what_vllm_does_not_have() -> None:
+    """A policy, an admission and assumptions that no flag of vLLM brings back are named, each with its value."""
+    wanted = config(
+        engine={"speculative": {"method": "ngram", "acceptance_rate": 0.5}},
+        hardware={"host_dram_bandwidth": "100GB/s"},
+        connector={
+            "kind": "offloading", "cpu_bytes_to_use": "64GiB", "eviction_policy": "s3fifo", "admission": "second_touch",
+        },
+        transfer={"kind": "instant"},
+    )  # fmt: skip
+    text = to_command_line(wanted)
+    assert f"--kv-transfer-config '{OFFLOADED}'" in text
+    assert comments(text) == [
+        "no flag says: hardware.host_dram_bandwidth = 100GB/s",
+        "no flag says: engine.speculative.acceptance_rate = 0.5",
+        "not in vLLM: connector.eviction_policy = s3fifo",
+        "not in vLLM: connector.admission.kind = second_touch",
+        "not in vLLM: connector.admission.uses = 2",
+        "not in vLLM: connector.admission.tracked_keys = 64000",
+        "no flag says: transfer.kind = instant",
+    ]
+
+
+def test_what_would_not_start() -> None:
+    """A line that vLLM's engine refuses says so, and still names what it lacks."""
+    wanted = config(
+        hardware={"tensor_parallel_size": 3},
+        connector={"kind": "offloading", "cpu_bytes_to_use": "64GiB", "eviction_policy": "opt_bypass"},
+    )
+    assert comments(to_command_line(wanted)) == [
+        (
+            "vLLM 0.33.0 would not start: --tensor-parallel-size: 3: the 32 attention heads of llama-3.1-8b are not"
+            " divisible by it"
+        ),
+        "not in vLLM: connector.eviction_policy = opt_bypass",
+    ]
+
+
+@pytest.mark.parametrize(("value", "flag"), [(True, "--async-scheduling"), (False, "--no-async-scheduling")])
+def test_async_scheduling(value: bool, flag: str) -> None:
+    """VLLM decides a step ahead unless it is told not to, so that what was simulated is printed either way."""
+    line = parse_command_line(to_command_line(config(engine={"async_scheduling": value})), "0.33.0", "h100-sxm")
+    assert line.async_scheduling is value
+    assert flag in to_command_line(config(engine={"async_scheduling": value})).split()
+
+
+def preset(connector: dict[str, Any], **cluster: Any) -> list[str]:
+    """The lines of two servers whose connector comes from a preset, and of what belongs to both."""
+    names = ("prefill", "decode") if connector["preset"].startswith("moriio") else ("both",)
+    instances = [{"name": role[0], "role": role} for role in names]
+    data = {"trace": {"path": "t"}, "model": "Qwen/Qwen3-8B", "connector": connector}
+    wanted = make_config(Document("config", data | {"cluster": cluster | {"instances": instances}}), Path())
+    return to_command_line(wanted).splitlines()
+
+
+PRESETS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "moriio": (
+        {"abort_request_timeout": "90s"},
+        '{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer","kv_connector_extra_config":{"defer_timeout":90.0}}',
+        "preset moriio stands for MoRIIOConnector",
+    ),
+    "moriio-read": (
+        {},
+        '{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer","kv_connector_extra_config":{"read_mode":"true"}}',
+        "preset moriio-read stands for MoRIIOConnector",
+    ),
+    "hf3fs": (
+        {},
+        '{"kv_connector":"HF3FSKVConnector","kv_role":"kv_both"}',
+        (
+            "preset hf3fs stands for HF3FSKVConnector: put hf3fs_storage_path and hf3fs_metadata_server_url of your own"
+            " into kv_connector_extra_config"
+        ),
+    ),
+    "flexkv": (
+        {},
+        '{"kv_connector":"FlexKVConnectorV1","kv_role":"kv_both"}',
+        "preset flexkv stands for FlexKVConnectorV1: its sizes stand in the file of FLEXKV_CONFIG_PATH",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str) -> None:
+    """A preset's line names the connector it stands for, with its own keys and without a variable of another's."""
+    given, expected, remark = PRESETS[name]
+    lines = preset({"preset": name, **given})
+    assert f"  --kv-transfer-config '{expected}'" in lines
+    assert f"# {remark}" in lines
+    assert "vllm serve Qwen/Qwen3-8B \\" in lines
+    assert not [line for line in lines if line.startswith("# no") and "connector" in line]
+
+
+def test_what_a_preset_does_not_say() -> None:
+    """Keys given beside a preset that its connector has no setting for are named; so is what the cluster has."""
+    lines = preset({"preset": "flexkv", "cpu_bytes_to_use": "64GiB"}, router={"kind": "prefix_aware"})
+    assert "# not in vLLM: connector.cpu_bytes_to_use = 64GiB" in lines
+    assert "# no flag says: cluster.router.kind = prefix_aware" in lines
+
+
+def test_a_preset_among_several() -> None:
+    """One of several connectors is named in a comment: its part of the line is what stands for it."""
+    wanted = make_config(
+        Document("config", {
+            "trace": {"path": "t"}, "model": "Qwen/Qwen3-8B",
+            "connector": {"kind": "multi", "connectors": [{"preset": "moriio-read"}, {"kind": "mooncake_store"}]},
+            "cluster": {"instances": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}],
+                        "store": {"memory_per_node": "1GiB"}},
+        }),
+        Path(),
+    )  # fmt: skip
+    remark = "# preset moriio-read: put vLLM's MoRIIOConnector in the place of what stands for it"
+    assert to_command_line(wanted).splitlines().count(remark) == 2
 
 
 def test_a_line_like_another_one() -> None:
@@ -225,6 +355,7 @@ def test_a_line_like_another_one() -> None:
     assert text.splitlines()[1:] == [
         "vllm serve /models/Qwen/Qwen3-8B \\",
         "  --max-num-seqs 4 \\",
+        "  --no-async-scheduling \\",
         """  --speculative-config '{"method":"eagle3","model":"my/drafter","num_speculative_tokens":2}' \\""",
         f"  --kv-transfer-config '{OFFLOADED}' \\",
         "  --served-model-name a b \\",
@@ -245,8 +376,9 @@ def test_tiers() -> None:
     )  # fmt: skip
     text = to_command_line(wanted)
     assert '"secondary_tiers":[{"type":"fs","root_dir":"/path/to/kv","n_read_threads":8}]' in text
-    assert text.splitlines()[-3:] == [
+    assert text.splitlines()[-4:] == [
         "# /path/to/kv: put the folder of your storage",
+        "# no flag says: connector.tiers.0.read_bandwidth = 7GB/s",
         "# not in vLLM: connector.tiers.0.capacity = 2TB",
         "# not in vLLM: connector.tiers.0.eviction = lru",
     ]
@@ -258,8 +390,9 @@ def test_chunks_of_the_older_release() -> None:
         engine={"vllm_version": "0.23.0", "block_size": 32},
         connector={"kind": "offloading", "cpu_bytes_to_use": "1GiB", "block_size_factor": 4},
     )
-    line = parse_command_line(to_command_line(wanted), "0.23.0", "h100-sxm")
-    assert line.sections["connector"]["block_size"] == 128
+    text = to_command_line(wanted)
+    assert parse_command_line(text, "0.23.0", "h100-sxm").sections["connector"]["block_size"] == 128
+    assert comments(text) == []
 
 
 def test_a_connector_of_ones_own() -> None:
@@ -297,5 +430,5 @@ def test_repositories(name: str) -> None:
 def test_quoting() -> None:
     """Folders with blanks and quotes in them survive the shell."""
     path = "/models/it's mine/config.json"
-    words = shlex.split(to_command_line(config(model=path)), comments=True)
-    assert words == ["vllm", "serve", "/models/it's mine"]
+    words = shlex.split(to_command_line(config(model=path)).replace("\\\n", ""), comments=True)
+    assert words == ["vllm", "serve", "/models/it's mine", "--no-async-scheduling"]
