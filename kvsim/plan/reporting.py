@@ -141,7 +141,7 @@ def read_report(paths: Sequence[Path], slo: Slo | None = None, mrc: Path | None 
         points = _with_refusals(points)
         if plan is not None:
             own = ", ".join(f"{key} {limit}" for key, limit in plan.content["slo"].items())
-            doubts.append(f"The plan's own answer is left out: it is for the SLO {own}.")
+            doubts.append(f"The plan's own answer, for {own}, is left out: this is the best of its points for --slo.")
             plan = None
     bound: Bound = ()
     if mrc is not None:

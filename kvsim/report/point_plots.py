@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -96,21 +97,37 @@ def _lines(what: str, series: Mapping[str, Sequence[tuple[int, Point]]]) -> Figu
     axes = drawn.subplots()
     many = len(series) > MOST_LINES
     axes.set_title(f"Token hit rate by {what}" + (f", the first {MOST_LINES} of {len(series)} series" if many else ""))
-    for index, (name, points) in enumerate(list(series.items())[:MOST_LINES]):
+    labels = _told_apart(list(series)[:MOST_LINES])
+    for index, (label, points) in enumerate(zip(labels, series.values(), strict=False)):
         rates = [_total(point) for _, point in points]
         sizes = [size / 2**30 for size, _ in points]
-        label = shorten(name, _NAME_WIDTH) or "all"
         marker = "o^sDvP"[(index + index // len(PALETTE)) % 6]  # a series of one point has no line to tell it by
-        axes.plot(sizes, rates, marker=marker, markersize=4, label=label, **line_style(index))
+        axes.plot(sizes, rates, marker=marker, markersize=4, label=label or "all", **line_style(index))
     smallest = min((size / 2**30 for each in series.values() for size, _ in each if size), default=1.0)
     axes.set_xscale("symlog", linthresh=smallest)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda gib, _: f"{gib:g}"))
+    drawn_sizes = sorted({size / 2**30 for each in series.values() for size, _ in each})
+    if len(drawn_sizes) <= MOST_BARS:  # a few sizes within a decade would have no tick at all
+        axes.set_xticks(drawn_sizes, minor=False)
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda gib, _: f"{gib:.3g}"))
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel(f"{what} (GiB = 2**30 bytes)")
     axes.set_ylabel("Share of prompt tokens")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
     return drawn
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Names short enough for a legend, no two alike: where need be without what most of them have, or numbered."""
+    found = [shorten(name, _NAME_WIDTH) for name in names]
+    if len(set(found)) < len(names):
+        times = Counter(part for name in names for part in set(name.split(", ")))
+        rare = (", ".join(part for part in name.split(", ") if 2 * times[part] <= len(names)) for name in names)
+        found = [shorten(part or name, _NAME_WIDTH) for part, name in zip(rare, names, strict=True)]
+    if len(set(found)) < len(names):
+        found = [shorten(f"{number}: {name}", _NAME_WIDTH) for number, name in enumerate(found, start=1)]
+    return found
 
 
 def _total(point: Point) -> float:
@@ -176,6 +193,8 @@ def _draw_pareto(known: Sequence[Point], what: str, costs: list[float], best: Po
     drawn = figure(7.6)
     panels = drawn.subplots(2, 1, sharex=True)
     groups, name_of_group = _groups(known, costs)
+    names = list(dict.fromkeys(groups))
+    labels = dict(zip(names, _told_apart(names), strict=True))
     for axes, title, values, lower in (
         (panels[0], "P90 time to first token", [float(each.ttft_p90_ms or 0.0) for each in known], True),
         (panels[1], "Output tokens/s", [float(each.output_tokens_per_s or 0.0) for each in known], False),
@@ -186,17 +205,17 @@ def _draw_pareto(known: Sequence[Point], what: str, costs: list[float], best: Po
             of_count = [at for at in on_front if what == "GPUs" or known[at].gpus == count]
             x, y = [costs[at] for at in of_count], [values[at] for at in of_count]
             best_at = front(x, y, lower_is_better=lower)
-            label = "Best for its cost" + (f", {count} GPUs" if len(counts) > 1 else "")
+            label = "Best for its cost" + (f", {count} GPU{'s' * (count != 1)}" if len(counts) > 1 else "")
             axes.step([x[at] for at in best_at], [y[at] for at in best_at], where="post", color=INK, linewidth=1.0,
                       linestyle=dashes, label=label)  # fmt: skip
-        for index, group in enumerate(dict.fromkeys(groups)):
+        for index, group in enumerate(names):
             for filled in (False, True):
                 chosen = [at for at in range(len(known)) if groups[at] == group and (at in on_front) is filled]
                 color = PALETTE[index % len(PALETTE)]
                 axes.plot(
                     [costs[at] for at in chosen], [values[at] for at in chosen], "o^sDvP"[index % 6], color=color,
                     markerfacecolor=color if filled else PAPER, markersize=6, linestyle="none",
-                    label=shorten(group, _NAME_WIDTH) if filled and name_of_group else None,
+                    label=labels[group] if filled and name_of_group else None,
                 )  # fmt: skip
         missed = [at for at in range(len(known)) if known[at].meets_slo is False]
         if missed:

@@ -198,10 +198,17 @@ def _choices(points: Sequence[Point]) -> list[Point]:
 
 
 def baseline_of(points: Sequence[Point]) -> Point | None:
-    """What the others are compared with: the first run; of sweeps the first point without offloading, or the first."""
+    """What the others are compared with: the first run; of sweeps the first point without offloading, or the first.
+
+    Of sweeps one that rejects more than others is taken only if there is nothing else.
+    """
     known = [each for each in points if each.summary is not None]
+    if not known or known[0].run is not None:
+        return next(iter(known), None)
+    more = {id(each) for each in refuse_more(points)}
+    known = [each for each in known if id(each) not in more] or known
     plain = [each for each in known if not each.dram_bytes and not each.storage_bytes]
-    return next(iter(plain if known and known[0].run is None and plain else known), None)
+    return (plain or known)[0]
 
 
 def varied_axes(points: Sequence[Point]) -> list[str]:

@@ -74,7 +74,9 @@ def refusal(points: Sequence[Point]) -> str:
     shares = sorted({each.rejected_share for each in more})
     how_many = " to ".join(percent(share) for share in dict.fromkeys((shares[0], shares[-1])))
     who = f"{number(len(more))} of {number(len(points))} configurations"
-    return f"No choice, for their figures are over the other requests: {who} that reject more than others ({how_many})."
+    return (
+        f"Left out: {who} that reject more requests than others ({how_many}), so that their figures are over the rest."
+    )
 
 
 def _left_out(points: Sequence[Point], best: Point) -> list[str]:
@@ -82,7 +84,7 @@ def _left_out(points: Sequence[Point], best: Point) -> list[str]:
     future = [each for each in points if each.knows_the_future]
     if future and not best.knows_the_future:
         policies = " or ".join(dict.fromkeys(each.policy for each in future))
-        found.append(f"No choice, for it knows the future: policy {policies} ({number(len(future))} configurations).")
+        found.append(f"Left out: {number(len(future))} with policy {policies}, which knows the future.")
     rejected, arrived = best.rejected
     if rejected:
         found.append(f"{best.name} rejects {number(rejected)} of {number(arrived)} requests.")

@@ -97,7 +97,7 @@ def test_said_on_the_terminal(sweep: Path, tmp_path: Path) -> None:
     text = " ".join(done.output.split())
     assert text.startswith("9 configurations of llama-3.1-70b on 4 x h100-sxm serving t (10 sessions) were simulated.")
     assert "None of them meets the SLO; 256GiB, lru has the lowest P90 time to first token" in text
-    assert "No choice, for it knows the future: policy opt (3 configurations)." in text
+    assert "Left out: 3 with policy opt, which knows the future." in text
     assert "ttft_p90: 2.40 s, at most 1s: missed" in text
     assert f"report {tmp_path / 's.html'}" in done.output
 
@@ -187,7 +187,9 @@ def test_a_plan_against_another_slo(tmp_path: Path) -> None:
     report = read_report([folder], slo_of(["ttft_p90=4s"]))
     assert (report.best, report.lead) == (report.points[1], "")
     assert report.plan is None
-    assert report.doubts == ("The plan's own answer is left out: it is for the SLO ttft_p90 3s.",)
+    assert report.doubts == (
+        "The plan's own answer, for ttft_p90 3s, is left out: this is the best of its points for --slo.",
+    )
     assert [each.meets_slo for each in report.points] == [False, True, True]
 
 

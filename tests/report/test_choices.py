@@ -16,7 +16,7 @@ from kvsim.report.format import MISSING
 from kvsim.report.html import write_points
 from kvsim.report.plots import hit_rate
 from kvsim.report.point_plots import _lines, unbeaten
-from kvsim.report.points import Point, best_of, other_axes, points_of
+from kvsim.report.points import Point, baseline_of, best_of, other_axes, points_of
 from kvsim.report.points_table import points_table
 from kvsim.report.policies import policy_table
 from kvsim.report.tenants import tenant_rows
@@ -40,14 +40,15 @@ def test_who_refuses_more_is_not_the_best(tmp_path: Path) -> None:
     found = [point("long", ttft_s=3.0), point("short", rejected=5, ttft_s=0.5)]
     best = best_of(found)
     assert best is found[0]
+    assert baseline_of(found[::-1]) is best
     said = describe_points(found, found[0], best)
-    assert "1 of 2 configurations that reject more than others (71.4 %)" in said
+    assert "Left out: 1 of 2 configurations that reject more requests than others (71.4 %)" in said
     assert unbeaten(found, [3.0, 0.5], lower_is_better=True) == [0]
     write_points(found, tmp_path / "r.html", "x")
     text = (tmp_path / "r.html").read_text()
     assert ">Rejected<" in text
     assert "5 of 7" in text
-    assert "1 of 2 configurations that reject more" in text
+    assert "1 of 2 configurations that reject more requests" in text
     everyone = [point("a", rejected=5), point("b", rejected=5, ttft_s=0.5)]
     assert best_of(everyone) is everyone[1]
     assert describe_points(everyone, everyone[0], everyone[1]).endswith("b rejects 5 of 7 requests.")
@@ -87,7 +88,7 @@ def test_who_knows_the_future_is_not_the_best() -> None:
     found = [point("lru"), point("opt_bypass", policy="opt_bypass", ttft_s=0.1), point("opt", policy="opt", ttft_s=0.2)]
     assert best_of(found) is found[0]
     assert best_of(found[1:]) is found[1]
-    assert "policy opt_bypass or opt (2 configurations)" in describe_points(found, found[0], found[0])
+    assert "Left out: 2 with policy opt_bypass or opt," in describe_points(found, found[0], found[0])
     assert unbeaten(found, [1.0, 0.1, 0.2], lower_is_better=True) == [0]
 
 
@@ -139,6 +140,23 @@ def test_series_of_one_colour_have_other_markers() -> None:
     """Twelve series, some of a single point: no two look alike."""
     drawn = _lines("CPU memory", {f"series {number}": [(2**30, point("x"))] for number in range(12)})
     assert len({(line.get_color(), line.get_marker()) for line in drawn.axes[0].lines}) == 12
+
+
+def test_names_in_a_legend_are_told_apart() -> None:
+    """Long names that would be cut to the same text lose what most of them have, or are numbered."""
+    long = "tensor_parallel_size 1 and max_model_len"
+    drawn = _lines(
+        "CPU memory",
+        {
+            f"tensor_parallel_size 1, {name}, max_model_len 131072": [(2**30, point("x"))]
+            for name in ("opt", "arc", "lru")
+        },
+    )
+    assert drawn.axes[0].get_legend_handles_labels()[1] == [
+        "opt", "arc", "lru",
+    ]  # fmt: skip
+    drawn = _lines("CPU memory", {f"{long}{number} and so on": [(2**30, point("x"))] for number in range(3)})
+    assert len(set(drawn.axes[0].get_legend_handles_labels()[1])) == 3
 
 
 def test_a_store_without_cpu_memory_has_no_cpu_in_its_plot(offload: Run, monkeypatch: pytest.MonkeyPatch) -> None:
