@@ -159,7 +159,7 @@ def test_mistakes(config: dict[str, Any], tmp_path: Path) -> None:
         kvsim.run(config, trace=[])  # type: ignore[arg-type]
     result = kvsim.run(config, overrides=["trace.max_sessions=1"])
     result.save(tmp_path / "run")
-    with pytest.raises(kvsim.UserError, match=r"a run is there already; .* overwrite=True"):
+    with pytest.raises(kvsim.UserError, match=r"a run is there already; .*overwrite=True"):
         result.save(tmp_path / "run")
     result.save(tmp_path / "run", overwrite=True)
 

@@ -326,6 +326,16 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "exists and is not a sweep's folder" in str(refused.exception)
 
 
+def test_half_a_table_is_no_obstacle(folder: Path) -> None:
+    """A sweep that was killed while its table was written is started again, and what it left is removed."""
+    file = write_sweep(folder, grid={"seed": [0]})
+    swept(file, folder / "out")
+    (folder / "out" / "results.csv").rename(folder / "out" / ".results.csv.partial-99999999")
+    assert swept(file, folder / "out").reused == 1
+    names = sorted(path.name for path in (folder / "out").iterdir())
+    assert names == ["points", "results.csv", "results.parquet", "sweep.yaml"]
+
+
 def test_points_that_reject_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected requests are a column, different numbers a warning, and a point that serves none is not ok."""
     monkeypatch.chdir(folder)
