@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvsim.checked import closest
+from kvsim.checked import closest, show
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import UserError
+from kvsim.overrides import parse_override
 from kvsim.report.plots import plots_of
 from kvsim.resolve import read_whole_trace_of
 from kvsim.results.run import Run
@@ -145,12 +146,15 @@ def run(
             `RunConfig`.
         overrides: as on the command line: ``["engine.block_size=32", "connector.kind=none"]``; later ones win.
         progress: called with how many of how many requests have ended.
-        trace: what `read_trace` has read, to be played without reading it again.
+        trace: what `read_trace` has read, to be played without reading it again; a note says so where the config
+            names another one.
 
     Raises:
         UserError: one line about what the user can mend.
     """
     settings = config_of(config, overrides)
+    if trace is not None:
+        trace = _given(trace, settings)
     kv_events = io.StringIO() if settings.output.kv_events else None
     plan, record = simulate(settings, progress, kv_events, trace=trace)
     return Result(plan.config, run_of(plan, record), None if kv_events is None else kv_events.getvalue())
@@ -175,13 +179,33 @@ def config_of(config: Config, overrides: Sequence[str] = ()) -> RunConfig:
         UserError: one line about the first problem.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
+    changes = [parse_override(each, f"override {each}") for each in overrides]
     if isinstance(config, RunConfig):
-        if not overrides:
+        if not changes:
             return config
-        return make_config(Document("config", config.model_dump(mode="json")), Path.cwd(), overrides)
+        return make_config(Document("config", config.model_dump(mode="json")), Path.cwd(), changes)
     if isinstance(config, str | Path):
-        return load_config(config, overrides)
-    return make_config(Document("config", _plain(config)), Path.cwd(), overrides)
+        return load_config(config, changes)
+    return make_config(Document("config", _plain(config)), Path.cwd(), changes)
+
+
+def _given(trace: Trace, config: RunConfig) -> Trace:
+    """A trace to be played instead of the config's, with a note if it is not the one that the config names.
+
+    Raises:
+        UserError: it is no trace.
+    """
+    if not isinstance(trace, Trace):
+        raise UserError(f"trace: expected what kvsim.read_trace gives, found {show(trace)}")
+    named = tuple(Path(path) for path in config.trace.path)
+    if trace.paths in {(), named}:
+        return trace
+    note = f"played the trace that was given, of {_listed(trace.paths)}, and not trace.path: {_listed(named)}"
+    return replace(trace, notes=(*trace.notes, note))
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _plain(value: Any) -> Any:

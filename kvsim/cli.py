@@ -33,6 +33,11 @@ from kvsim.console import output_console, print_json, progress
 from kvsim.errors import ConfigError, UserError
 from kvsim.registry import user_code
 
+INTERRUPTED, UNREAD = 130, 141
+"""Exit codes as shells have them: 128 and the signal's number, SIGINT (typer's choice too) or SIGPIPE."""
+_GO_ON = (["sweep"], ["plan"])
+"""Commands that keep each finished point, and do not run it again."""
+
 app = typer.Typer(
     help="Predict what KV-cache offloading does to LLM serving.",
     no_args_is_help=True,
@@ -118,15 +123,21 @@ def run(
     ] = None,
 ) -> None:
     """Simulate a vLLM server, or a cluster, on a trace and write a run folder with tables, plots and a report."""
+    from kvsim.overrides import Change, parse_override
     from kvsim.schedule_export import ScheduleExport
 
     export = ScheduleExport.from_options(
         export_schedule, schedule_from, schedule_until, schedule_request, schedule_max_bytes
     )
     wanted = {"debug": debug, "output.timeline": timeline or timeline_from or timeline_until}
-    changes = [*(overrides or []), *(f"{key}=true" for key, is_wanted in wanted.items() if is_wanted)]
-    window = {"output.timeline_from": timeline_from, "output.timeline_until": timeline_until}
-    changes += [f"{key}={time}" for key, time in window.items() if time is not None]
+    changes: list[str | Change] = [*(overrides or [])]
+    changes += [f"{key}=true" for key, is_wanted in wanted.items() if is_wanted]
+    window = {"from": timeline_from, "until": timeline_until}
+    changes += [
+        parse_override(f"output.timeline_{end}={time}", f"--timeline-{end} {time}")
+        for end, time in window.items()
+        if time is not None
+    ]
     line = LineOptions(vllm, trace, gpu, vllm_version, model_config)
     settings = line.load(config, changes)
     from kvsim.report.tables import instances_table, summary_table, tenants_table
@@ -236,16 +247,25 @@ def list_names(
 
 
 def main() -> None:
-    """Entry point: whatever the user can mend is one line on standard error and exit code 2."""
+    """Entry point: whatever the user can mend is one line on standard error and exit code 2.
+
+    Ctrl-C and SIGTERM end with exit code 130. Where the reader of our output has gone (``| head -1``), nothing is said,
+    and the exit code is 141, as of a process that SIGPIPE ends.
+    """
     signal.signal(signal.SIGTERM, _terminated)
     try:
         with _users_code():
             app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich and typer each make an exit code of 1 of it
+            _leave_unread()
+        if end.code == INTERRUPTED:
+            _say_interrupted()
+        raise
     except UserError as error:
         _fail(str(error), 2)
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except BrokenPipeError:
+        _leave_unread()
     except OSError as error:
         _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
     except MemoryError:
@@ -269,7 +289,17 @@ def _users_code() -> Iterator[None]:
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt  # so that half-written folders are removed; typer says "Aborted."
+    raise KeyboardInterrupt  # so that half-written folders are removed
+
+
+def _say_interrupted() -> None:
+    goes_on = " What was finished is kept: started again, it goes on." if sys.argv[1:2] in _GO_ON else ""
+    print(f"Interrupted.{goes_on}", file=sys.stderr)
+
+
+def _leave_unread() -> NoReturn:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else what is left is written at exit, and fails
+    sys.exit(UNREAD)
 
 
 def _fail(message: str, code: int) -> NoReturn:

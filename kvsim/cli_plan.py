@@ -132,11 +132,14 @@ def _show(planned: Planned, advice: Advice, line: str, folder: Path) -> None:
     ]
     if advice.best is not None:
         what = "Recommended, and what is next to it" if advice.meets_slo else "Closest, and what is next to it"
-        console.print(plan_table(what, limits, neighbour_rows(planned, advice)))
+        console.print(plan_table(what, limits, neighbour_rows(planned, advice), console.width))
         if len(advice.pareto) > 1:
             console.print(
                 plan_table(
-                    "What each level of service costs: nothing is better in both", limits, pareto_rows(planned, advice)
+                    "What each level of service costs: nothing is better in both",
+                    limits,
+                    pareto_rows(planned, advice),
+                    console.width,
                 )
             )
         for source in planned.task.prices.sources(planned.rated[advice.best].resources):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from kvsim.console import output_console, print_json, progress
 
+if TYPE_CHECKING:
+    from kvsim.plan.sweep import SweepResult
+
 EPILOG = (
     "Example: kvsim sweep sizes.yaml -o runs/sizes, where sizes.yaml says"
     " {base: run.yaml, grid: {connector.cpu_bytes_to_use: [64GiB, 128GiB], connector.eviction_policy: [lru, arc]}}."
     " A sweep that was interrupted goes on where it was when it is started again."
+    " Exit code 1: no point gave a result to rely on."
 )
 
 
@@ -46,14 +50,13 @@ def sweep(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of all points; axes win; repeatable."),
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run points again that have failed or got stuck before.")
+        bool, typer.Option("--retry-failed", help="Run points again that gave no result to rely on.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Run a grid, a list or a random choice of configs side by side, each of them once, and put them into one table."""
     from kvsim.plan.sweep import run_sweep
     from kvsim.plan.sweep_file import read_sweep
-    from kvsim.report.points_table import points_table
 
     wanted = read_sweep(file)
     folder = output or Path("runs") / wanted.name
@@ -71,9 +74,17 @@ def sweep(
     if as_json:
         rows = json.loads(done.table.to_json(orient="records", double_precision=15))
         print_json({"folder": str(folder), "axes": list(done.axes), "failed": done.failed, "rows": rows})
-        return
+    else:
+        _show(done)
+    if done.failed == len(done.outcomes):
+        raise typer.Exit(1)
+
+
+def _show(done: SweepResult) -> None:
+    from kvsim.report.points_table import points_table
+
     console = output_console()
-    console.print(points_table(done.table, done.axes, f"{done.name}: {len(done.table):,} points"))
+    console.print(points_table(done.table, done.axes, f"{done.name}: {len(done.table):,} points", console.width))
     if done.reused:
         console.print(f"- {done.reused:,} points were there already and were not run again", style="dim")
     if done.failed:
@@ -81,4 +92,11 @@ def sweep(
         most = max(dict.fromkeys(reasons), key=reasons.count)
         text = f"{done.failed:,} of {len(done.outcomes):,} points have no result to rely on; most often: {most}"
         console.print(Text.assemble(("warning: ", "yellow"), text))
-    console.print(f"results {folder / 'results.csv'} (and .parquet)", highlight=False, soft_wrap=True)
+    rejected = [outcome.summary["requests"]["rejected"] for outcome in done.outcomes if outcome.summary is not None]
+    if len(set(rejected)) > 1:
+        text = (
+            f"points reject different numbers of requests ({min(rejected):,} to {max(rejected):,}): figures are of"
+            " those that finished, so points that reject more look better than they are"
+        )
+        console.print(Text.assemble(("warning: ", "yellow"), text))
+    console.print(f"results {done.folder / 'results.csv'} (and .parquet)", highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from kvsim.errors import UserError
 
 if TYPE_CHECKING:
     from kvsim.config import RunConfig
+    from kvsim.overrides import Change
     from kvsim.vllm_line import CommandLine, KVTransfer
 
 Text = Annotated[
@@ -58,7 +59,7 @@ class LineOptions:
         model_file = str(self.model_file) if self.model_file else None
         return parse_command_line(_read(self.line), self.version or version, self.gpu or gpu, model_config=model_file)
 
-    def load(self, config: Path | None, overrides: Sequence[str]) -> RunConfig:
+    def load(self, config: Path | None, overrides: Sequence[str | Change]) -> RunConfig:
         """The config of a file, of a vLLM line, or of both: the line wins over the file.
 
         Raises:

@@ -47,13 +47,17 @@ def dotted_keys(dotted: str, source: str) -> Keys:
     return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
-def parse_override(override: str) -> Change:
+def parse_override(override: str, source: str | None = None) -> Change:
     """A dotted key and a YAML value, such as ``engine.block_size=32``.
+
+    Args:
+        override: ``key=value``.
+        source: what the user wrote, for messages; None = ``--set`` and this.
 
     Raises:
         UserError: it is not ``key=value``, or its value is not YAML.
     """
-    source = f"--set {override}"
+    source = source or f"--set {override}"
     dotted, equals, text = override.partition("=")
     if not equals or not all(dotted.strip().split(".")):
         raise UserError(f"{source}: expected key=value, such as engine.block_size=32")

@@ -125,6 +125,16 @@ def test_runs_share_a_trace(config: dict[str, Any]) -> None:
             assert found.summary == expected.summary
 
 
+def test_a_trace_of_another_path_is_told(config: dict[str, Any], tmp_path: Path) -> None:
+    """A run that plays another trace than its config names says so in a note, and only such a run does."""
+    other = small_trace(tmp_path, sessions=1)
+    played = kvsim.run(config, trace=kvsim.read_trace({**config, "trace": {"path": str(other)}}))
+    note = f"played the trace that was given, of {other}, and not trace.path: {config['trace']['path']}"
+    assert played.summary["sessions"]["count"] == 1
+    assert note in played.notes
+    assert not [note for note in kvsim.run(config, trace=kvsim.read_trace(config)).notes if "was given" in note]
+
+
 def test_a_plot_is_a_figure(config: dict[str, Any]) -> None:
     """Every plot of a run can be had by its name, those of its tiers included; another name is an error."""
     result = kvsim.run(config)
@@ -138,16 +148,18 @@ def test_a_plot_is_a_figure(config: dict[str, Any]) -> None:
 
 
 def test_mistakes(config: dict[str, Any], tmp_path: Path) -> None:
-    """What is wrong is one line, in the words of the command, and nothing is written over."""
+    """What is wrong is one line, and nothing is written over."""
     with pytest.raises(kvsim.UserError, match=r"config: unknown key engine.blok_size, did you mean block_size\?"):
         kvsim.run(config | {"engine": {"blok_size": 16}})
-    with pytest.raises(kvsim.UserError, match=r"--set seed=x: seed: expected a whole number, found 'x'"):
+    with pytest.raises(kvsim.UserError, match=r"^override seed=x: seed: expected a whole number, found 'x'"):
         kvsim.run(config, overrides=["seed=x"])
     with pytest.raises(kvsim.UserError, match=r"no-such.yaml: no such file"):
         kvsim.run(tmp_path / "no-such.yaml")
+    with pytest.raises(kvsim.UserError, match=r"^trace: expected what kvsim.read_trace gives, found a list"):
+        kvsim.run(config, trace=[])  # type: ignore[arg-type]
     result = kvsim.run(config, overrides=["trace.max_sessions=1"])
     result.save(tmp_path / "run")
-    with pytest.raises(kvsim.UserError, match="a run is there already"):
+    with pytest.raises(kvsim.UserError, match=r"a run is there already; .*overwrite=True"):
         result.save(tmp_path / "run")
     result.save(tmp_path / "run", overwrite=True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.catalogue import catalogue
+from kvsim.cli import main
 from kvsim.results.schedule import read_schedule
 from kvsim.trace.generate import GeneratorParameters, write_trace
 
@@ -195,6 +196,44 @@ def test_a_killed_run_leaves_nothing(workplace: Path) -> None:
     assert done.returncode not in {0, 2}
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in workplace.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run", "Interrupted.\n"),
+        ("sweep", "Interrupted. What was finished is kept: started again, it goes on.\n"),
+        ("plan", "Interrupted. What was finished is kept: started again, it goes on.\n"),
+    ],
+)
+def test_interrupted(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C gives one line and exit code 130; of what goes on when it is started again, that is told."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvsim.yamlfile.Path", interrupt)  # a file is being read
+    monkeypatch.setattr("kvsim.cli.signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["kvsim", command, "file.yaml"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("words", [("list", "gpus"), ("list", "gpus", "--json")])
+def test_nobody_reads(words: tuple[str, ...]) -> None:
+    """A command whose output nobody reads, a table or JSON, ends quietly with exit code 141."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "kvsim.cli", *words], cwd=REPO, stdout=writer, stderr=subprocess.PIPE, text=True,
+        check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_lists() -> None:

@@ -13,7 +13,7 @@ from kvsim.errors import UserError
 from kvsim.plan.point_key import SCHEMA
 
 KIND = "kvsim-point"
-Status = Literal["ok", "stuck", "failed"]
+Status = Literal["ok", "unserved", "stuck", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Outcome:
 
     Attributes:
         key: see `kvsim.plan.point_key`.
-        status: "stuck": it was run, but some requests had not ended when nothing could happen any more; "failed": it
-            could not be run to its end.
+        status: "unserved": it was run, but no request finished; "stuck": it was run, but some requests had not ended
+            when nothing could happen any more; "failed": it could not be run to its end.
         reason: of that; "" if all is well.
         config: the resolved config, as YAML.
         summary: as in ``summary.json`` of a run; None if it failed.

@@ -22,7 +22,7 @@ from kvsim.config.custom import class_paths
 from kvsim.errors import UserError
 from kvsim.trace.files import list_files
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of a stored point; raised when what is stored, or what a key means, changes."""
 
 _ROOT = Path(kvsim.__file__).parent

@@ -43,7 +43,7 @@ def evaluate(
             may then kill.
         backend: loky = processes of this machine; dask or ray = those of a cluster.
         address: of its scheduler. Traces must lie at the same paths there; the folder need not be there.
-        retry_failed: run points again that have failed or were stuck before.
+        retry_failed: run points again that are not ok.
         progress: called with how many of how many points have an outcome.
         digests: of files that were read before.
         measure: figures that are wanted besides the summary.

@@ -155,10 +155,15 @@ def _claim(folder: Path) -> None:
     if not folder.exists() and not folder.is_symlink():
         return
     if folder.is_dir():
-        names = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir() if not _is_partial(path)}
         if not names or (POINTS in names and names <= _OWN_NAMES):
             return
     raise UserError(f"{folder}: exists and is not a sweep's folder (or holds other files too); expected a new name")
+
+
+def _is_partial(path: Path) -> bool:
+    """Whether it is a table that is being written, see `kvsim.plan.sweep_results.write_results`."""
+    return any(path.name.startswith(f".{name}.partial-") for name in RESULTS)
 
 
 def _begin(folder: Path, text: str) -> None:
@@ -167,5 +172,8 @@ def _begin(folder: Path, text: str) -> None:
         (folder / SWEEP).write_text(text, encoding="utf-8", newline="\n")
         for name in RESULTS:
             (folder / name).unlink(missing_ok=True)
+        for path in filter(_is_partial, list(folder.iterdir())):
+            if not Path("/proc", path.name.rpartition("-")[2]).exists():  # of a sweep that was killed
+                path.unlink()
     except OSError as error:
         raise UserError(f"{folder}: cannot write the sweep: {error.strerror or error}") from error

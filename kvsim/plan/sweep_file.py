@@ -210,7 +210,8 @@ class _Maker:
                 found.append(Choice(name, self.changes((*at, name), variant, f"axis {axis}, variant {name}")))
             return found
         expected = "expected a list of values, or a mapping of named variants"
-        raise self._error(at, f"{what}.{axis}: {expected}, found {show(values)}")
+        shown = show(values) if values or not isinstance(values, list | dict) else "an empty one"
+        raise self._error(at, f"{what}.{axis}: {expected}, found {shown}")
 
     def _choice(self, at: Keys, axis: str, value: Any) -> Choice:
         return Choice(value, (self._change(at, axis, value, f"axis {axis}, value {show(value)}: "),))

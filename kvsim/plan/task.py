@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
-from kvsim.plan.outcome import Outcome, PointFiles
+from kvsim.plan.outcome import Outcome, PointFiles, Status
 from kvsim.plan.point_key import Digests
 from kvsim.registry import user_code
 from kvsim.resolve import read_whole_trace_of
@@ -90,18 +91,21 @@ def _outcome_of(task: Task) -> Outcome:
     except Exception as error:  # noqa: BLE001 - one point's fault, ours or that of a class of the user's, is its row
         own = " in the code that module:Class names" if user_code(error) else ""
         return Outcome(task.key, "failed", f"{type(error).__name__}{own}: {' '.join(str(error).split())}", text, None)
-    counts = summary["requests"]
-    if not counts["stuck"]:
-        return Outcome(task.key, "ok", "", text, summary, measured)
-    why = next(iter(counts["reasons"]["stuck"]))
-    return Outcome(
-        task.key,
-        "stuck",
-        f"{counts['stuck']} of {counts['arrived']} requests had not ended: {why}",
-        text,
-        summary,
-        measured,
-    )
+    status, reason = _judged(summary["requests"])
+    return Outcome(task.key, status, reason, text, summary, measured)
+
+
+def _judged(counts: Mapping[str, Any]) -> tuple[Status, str]:
+    """What became of a point whose run came to its end, and why, by the requests of its summary."""
+    if counts["stuck"]:
+        why = next(iter(counts["reasons"]["stuck"]))
+        return "stuck", f"{counts['stuck']} of {counts['arrived']} requests had not ended: {why}"
+    if counts["finished"] or not counts["arrived"]:
+        return "ok", ""
+    ends = {"rejected": "were rejected", "failed": "failed", "aborted": "were given up by their clients"}
+    end = max(ends, key=lambda each: counts[each])
+    why = next(iter(counts["reasons"][end]))
+    return "unserved", f"no request finished: {counts[end]} of {counts['arrived']} {ends[end]}: {why}"
 
 
 def _trace_of(task: Task) -> Trace:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -69,7 +71,7 @@ class RunFolder:
 
     The folder takes its final name when the block ends well; when it does not, nothing is left. Only a
     process that is killed outright leaves the temporary folder (hidden, ``.<name>.partial-<pid>``), never
-    half a run.
+    half a run; the next run to the same place removes it.
     """
 
     def __init__(self, path: Path, target: Path) -> None:
@@ -97,17 +99,21 @@ class RunFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
+            lock = _locked(temporary)
         except OSError as error:
             _remove_empty(parents)
             raise UserError(f"{target}: cannot make the run folder: {error.strerror}") from error
         folder = cls(temporary, target)
         try:
+            _remove_deserted(target)
             yield folder
             folder._commit(overwrite)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             _remove_empty(parents)
             raise
+        finally:
+            os.close(lock)
 
     @property
     def plots(self) -> Path:
@@ -244,7 +250,35 @@ def _refuse(target: Path, overwrite: bool) -> None:
     if not _is_run_folder(target):
         raise UserError(f"{target}: exists and is not a run folder (or holds other files too); expected a new name")
     if not overwrite:
-        raise UserError(f"{target}: a run is there already; expected a new name, or --overwrite to replace it")
+        raise UserError(
+            f"{target}: a run is there already; expected a new name, or --overwrite (overwrite=True) to replace it"
+        )
+
+
+def _locked(folder: Path) -> int:
+    """An open folder that is locked, where the file system can do it, until it is closed or the process ends."""
+    opened = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return opened
+
+
+def _remove_deserted(target: Path) -> None:
+    """Remove what killed processes have left of a run to the same place.
+
+    The process in the name has to be gone and the folder unlocked: a number says nothing about other machines.
+    """
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        number = folder.name.rpartition("-")[2]
+        if not number.isdecimal() or Path("/proc", number).exists() or not folder.is_dir():
+            continue
+        with contextlib.suppress(OSError):
+            opened = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(opened)
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -84,7 +84,8 @@ def read_trace(
         sessions = reader.sessions(returns)
     notes = [_returns_note(reader, returns, chosen=asked is not None), *reader.notes()]
     name = Path(paths[0]).name if len(paths) == 1 else f"{files[0].name} and {len(files) - 1} more"
-    return Trace(name, kinds[0], reader.block_tokens, sessions, returns, tuple(notes), reader.tree)
+    absolute = tuple(Path(path).absolute() for path in paths)
+    return Trace(name, kinds[0], reader.block_tokens, sessions, returns, tuple(notes), reader.tree, absolute)
 
 
 def _reader(kind: str, limits: Limits, asked: bool | None, spread: bool, block_tokens: int) -> _Reader:

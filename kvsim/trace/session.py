@@ -7,6 +7,7 @@ response of the same stream and this request (a tool runs, a user reads), so ser
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvsim.chain import Chain, PrefixTree
 from kvsim.demands import PLAIN, Demands
@@ -103,6 +104,7 @@ class Trace:
         outputs_return: whether generated tokens come back in the next prompt of their stream.
         notes: choices made while reading and counts of odd rows, one line each, to be shown to the user.
         tree: the prefix tree of all chains.
+        paths: of the files or folders that it was read from, absolute; empty if it was not read.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Trace:
     outputs_return: bool
     notes: tuple[str, ...]
     tree: PrefixTree = field(repr=False)
+    paths: tuple[Path, ...] = field(default=(), compare=False)
 
     @property
     def num_requests(self) -> int:

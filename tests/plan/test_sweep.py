@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from sweep_builder import config_of, identities, small_trace, swept, write_sweep
 from typer.testing import CliRunner
 
@@ -249,7 +250,7 @@ def test_a_damaged_point_is_run_again(folder: Path) -> None:
     ((_, outcome),) = evaluate([config], folder=folder / "points", jobs=1)
     path = folder / "points" / f"{outcome.key}.json"
     whole = path.read_text()
-    for text in (whole[:-20], whole.replace('"schema": 1', '"schema": 0'), whole.replace(outcome.key, "0"), "[]"):
+    for text in (whole[:-20], whole.replace('"schema": 2', '"schema": 0'), whole.replace(outcome.key, "0"), "[]"):
         path.write_text(text)
         ((_, again),) = evaluate([config], folder=folder / "points", jobs=1)
         assert (again, again.is_reused) == (outcome, False)
@@ -315,7 +316,7 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["latency.ttft_ms.mean"] for row in rows["rows"]] == table["latency.ttft_ms.mean"].tolist()
     write_sweep(folder, grid={"engine.num_gpu_blocks_override": [None], "model": ["llama-3.1-405b"]})
     failed = CliRunner().invoke(app, ["sweep", "sweep.yaml", "--jobs", "1", "-o", "bad"])
-    assert failed.exit_code == 0
+    assert failed.exit_code == 1
     assert "warning: 1 of 1 points have no result to rely on" in " ".join(failed.output.split())
     (folder / "mine").mkdir()
     (folder / "mine" / "sweep.yaml").write_text("mine")
@@ -323,6 +324,55 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         refused = CliRunner().invoke(app, ["sweep", "sweep.yaml", "-o", place])
         assert isinstance(refused.exception, UserError)
         assert "exists and is not a sweep's folder" in str(refused.exception)
+
+
+def test_half_a_table_is_no_obstacle(folder: Path) -> None:
+    """A sweep that was killed while its table was written is started again, and what it left is removed."""
+    file = write_sweep(folder, grid={"seed": [0]})
+    swept(file, folder / "out")
+    (folder / "out" / "results.csv").rename(folder / "out" / ".results.csv.partial-99999999")
+    assert swept(file, folder / "out").reused == 1
+    names = sorted(path.name for path in (folder / "out").iterdir())
+    assert names == ["points", "results.csv", "results.parquet", "sweep.yaml"]
+
+
+def test_points_that_reject_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected requests are a column, different numbers a warning, and a point that serves none is not ok."""
+    monkeypatch.chdir(folder)
+    write_sweep(folder, grid={"engine.max_model_len": [100, 2500, 4400]})
+    mixed = CliRunner().invoke(app, ["sweep", "sweep.yaml", "--jobs", "1", "-o", "mixed"])
+    assert mixed.exit_code == 0
+    table = pd.read_parquet("mixed/results.parquet")
+    assert table["status"].tolist() == ["unserved", "ok", "ok"]
+    arrived, rejected = table["requests.arrived"][0], table["requests.rejected"].tolist()
+    assert table["reason"][0] == (
+        f"no request finished: {arrived} of {arrived} were rejected: prompt too long for max_model_len 100"
+    )
+    assert arrived == rejected[0] > rejected[1] > rejected[2]
+    text = " ".join(mixed.output.split())
+    assert "┃ Hit rate ┃ Rejected ┃" in text
+    assert f"warning: points reject different numbers of requests ({rejected[2]} to {rejected[0]})" in text
+    write_sweep(folder, grid={"engine.max_model_len": [100]})
+    assert CliRunner().invoke(app, ["sweep", "sweep.yaml", "--jobs", "1", "-o", "none", "--json"]).exit_code == 1
+
+
+@pytest.mark.parametrize(("width", "figures"), [(100, 5), (80, 4), (60, 2), (40, 1)])
+def test_a_narrow_table(width: int, figures: int) -> None:
+    """A table fits its terminal; figures without room are named below it, and those that are there are whole."""
+    axes = ["engine.max_num_seqs", "hardware.gpu", "connector.cpu_bytes_to_use"]
+    columns = {key: [1.0] for key in ("hit_rate.total", "throughput.output_tokens_per_s")}
+    columns |= {f"latency.{name}": [123.0] for name in ("ttft_ms.p50", "ttft_ms.p90", "tpot_ms.p50")}
+    labels = {axes[0]: [64], axes[1]: ["h100-sxm"], axes[2]: ["128GiB"]}
+    table = pd.DataFrame({"index": [0], **labels, "status": "ok", **columns})
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(points_table(table, axes, "narrow", width))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "100.0 %" in captured.get()
+    assert captured.get().count("123 ms") + ("1.00 " in captured.get()) + 1 == figures
+    named = " ".join(captured.get().split()).partition("No room for ")[2]
+    assert len(named.split(", ")) * bool(named) == 5 - figures
 
 
 def test_a_long_table() -> None:

@@ -189,7 +189,10 @@ BAD = [
     ("grid: {seed: [1]}\nlist: [{}]", ":2: expected one of grid, list, random, found grid and list"),
     ("gird: {seed: [1]}", ":1: unknown key gird, did you mean grid? (in the top level)"),
     ("grid: {}", ":1: grid: expected at least one axis, found none"),
-    ("grid: {seed: []}", ":1: grid.seed: expected a list of values, or a mapping of named variants, found a list"),
+    (
+        "grid: {seed: []}",
+        ":1: grid.seed: expected a list of values, or a mapping of named variants, found an empty one",
+    ),
     ("list: []", ":1: list: expected at least one point, found none"),
     ("list: [3]", ":1: list.0: expected a mapping of keys, such as {connector.kind: none}, found 3"),
     ("list:\n- {}\n- {labels: 3}", ":3: list.1.labels: expected a mapping, found 3"),

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from kvsim.report.plan_tables import PlanRow, plan_table
 from kvsim.report.tables import comparison_table, summary_table
 from kvsim.results.run import Run
 
@@ -72,6 +73,17 @@ def test_width(baseline: Run, small: Run, empty: Run, count: int) -> None:
     lines = text(comparison_table(runs), width=300)
     assert max(len(line) for line in lines if line[:1] in "┏┃┡│├└") <= 100
     assert any("small <b>[red]&" in line for line in lines) == (count > 1)
+
+
+@pytest.mark.parametrize(("width", "named"), [(100, ""), (80, "d, change, USD/h"), (60, "c, d, change, USD/h")])
+def test_a_plan_in_a_narrow_terminal(width: int, named: str) -> None:
+    """Of a plan's points whole words fit, whatever the terminal's width; columns without room are named below it."""
+    rows = [PlanRow("replicas 1, cpu 64GiB", ["12.2 ms", "1.11 s", "15.1 s", "99.0 %"], ("14.19", "4.26"))]
+    lines = text(plan_table("best", ["a", "b", "c", "d"], rows, width), width=width)
+    assert max(map(len, lines)) <= width
+    assert any("replicas" in line for line in lines)
+    assert "14.19" in "".join(lines)
+    assert " ".join(lines).partition("No room for ")[2].partition(";")[0] == named
 
 
 def test_other_requests_are_told(baseline: Run, small: Run) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -123,6 +125,31 @@ def test_interrupted_leaves_nothing(tmp_path: Path, error: type[BaseException]) 
     with pytest.raises(error):
         interrupted()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    """The next run to a place removes what killed ones left; not what others use, locked or of a living process."""
+    for name in (".run.partial-99999999", ".run.partial-99999998", ".run.partial-1", ".r.partial-99999999", ".run.x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kv_events.jsonl").touch()
+    locked = os.open(tmp_path / ".run.partial-99999998", os.O_RDONLY)
+    fcntl.flock(locked, fcntl.LOCK_EX)
+    write(tmp_path / "run")
+    os.close(locked)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        (".run.partial-99999998", ".run.partial-1", ".r.partial-99999999", ".run.x", "run")
+    )
+
+
+def test_a_run_being_written_is_locked(tmp_path: Path) -> None:
+    """Nobody else can lock the temporary folder of a run as long as it is written."""
+    with RunFolder.create(tmp_path / "run") as folder:
+        opened = os.open(folder.path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.write(assemble(requests=small_requests(), series=small_series(), totals={}, config_text=""))
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(opened)
 
 
 def test_interrupted_overwrite_keeps_the_old_run(tmp_path: Path) -> None:

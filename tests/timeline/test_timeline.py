@@ -338,7 +338,7 @@ def test_command_writes_and_names_the_file(run_yaml: Path, monkeypatch: pytest.M
     [
         (
             ["--timeline-from", "10"],
-            "expected a time with its unit, such as 30ms, 60s or 1.5h, found the plain number 10",
+            r"^--timeline-from 10: \S+ expected a time with its unit, such as 30ms, 60s or 1.5h, found the plain",
         ),
         (["--timeline-from", "9s", "--timeline-until", "9s"], "expected a time after timeline_from"),
         (["--timeline", "--set", "output.timeline_max_events=5"], "expected at least 100, found 5"),
