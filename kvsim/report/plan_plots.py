@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from kvsim.report.format import number, shorten
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
@@ -27,12 +27,14 @@ class Against:
         title: of the axis, with its unit.
         limit: of the SLO, in that unit.
         more_is_better: whether the limit is a least one.
+        unit: of the limit, as a legend has it.
     """
 
     column: str
     title: str
     limit: float
     more_is_better: bool = False
+    unit: str = ""
 
 
 def against(key: str, limit: float) -> Against:
@@ -41,7 +43,7 @@ def against(key: str, limit: float) -> Against:
         return Against("slo.goodput", "Goodput (share of requests)", limit, more_is_better=True)
     unit, scale = ("ms", 1e-6) if limit < 1e9 else ("s", 1e-9)
     name, _, end = key.partition("_")
-    return Against(f"slo.{key}_{unit}", f"{name.upper()} {end.upper()} ({unit})", limit * scale)
+    return Against(f"slo.{key}_{unit}", f"{name.upper()} {end.upper()} ({unit})", limit * scale, unit=unit)
 
 
 def with_plot_column(table: pd.DataFrame, drawn: Against) -> pd.DataFrame:
@@ -77,7 +79,8 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
     axes.plot(
         front[USD], front[against.column], color=GREEN, linewidth=1.2, label="nothing is better in both", zorder=2
     )
-    axes.axhline(against.limit, color=INK, linestyle="--", linewidth=1, label=f"limit {number(against.limit)}")
+    limit = f"limit {number(against.limit)} {against.unit}".strip()
+    axes.axhline(against.limit, color=INK, linestyle="--", linewidth=1, label=limit)
     best = rows[rows[BEST].astype(bool)]
     axes.scatter(
         best[USD], best[against.column], s=170, facecolors="none", edgecolors=VERMILLION, linewidths=2, zorder=4,
@@ -87,7 +90,9 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
     axes.set_ylabel(against.title)
     if not against.more_is_better and (rows[against.column] > 0).all():
         axes.set_yscale("log", subs=())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        values = [*rows[against.column], against.limit]
+        is_short = max(values) < 10 * min(values)  # under a decade there may be none of 1, 2 and 5
+        axes.yaxis.set_major_locator(MaxNLocator(6) if is_short else LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
     axes.margins(x=0.16, y=0.12)
     _names(axes, front, best, against.column)
@@ -107,10 +112,12 @@ def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> 
         if any(abs(x - at) < _LABEL_PX[0] and abs(y - height) < _LABEL_PX[1] for at, height in placed):
             continue
         placed.append((float(x), float(y)))
+        is_right = x > axes.transAxes.transform((0.6, 0))[0]  # its name would leave the plot
         name = axes.annotate(
             shorten(", ".join(part for part in own if part not in common) or str(row[LABEL]), _LABEL_WIDTH),
             (row[USD], row[column]),
-            xytext=(9, 9),
+            xytext=(-9 if is_right else 9, 9),
+            ha="right" if is_right else "left",
             textcoords="offset points",
             fontsize=7.5,
             fontweight="bold" if row[BEST] else "normal",

@@ -200,10 +200,8 @@ def test_what_vllm_would_not_start_is_not_recommended(folder: Path) -> None:
     assert planned.rated[(0,)].reason == (
         "vLLM would refuse to start: max_model_len 16,384 does not fit the 12,784 tokens of GPU KV"
     )
-    assert name_of(planned) == "gpu blocks 1200"
-    assert "1 points could not be run, the first because: vLLM would refuse to start" in " ".join(
-        advise(planned).reasons
-    )
+    assert name_of(planned) == "gpu_blocks 1200"
+    assert "1 point could not be run, because: vLLM would refuse to start" in " ".join(advise(planned).reasons)
 
 
 def test_the_budget_ends_the_search(folder: Path, runs: Serial) -> None:
