@@ -11,7 +11,7 @@ from kvsim.config import OffloadingConnectorConfig, RunConfig, SimpleCPUConnecto
 from kvsim.connectors.base import CopyJob
 from kvsim.copy_time import copy_time
 from kvsim.errors import UserError
-from kvsim.plan.axes import CPU, GPU_BLOCKS, GPU_MEMORY, NVME, STORE
+from kvsim.plan.axes import CPU, NVME, STORE
 from kvsim.plan.mrc import MissRatioCurve, miss_ratio_curve
 from kvsim.plan.prompts import prompts_of
 from kvsim.plan.space import Space
@@ -140,16 +140,17 @@ def find_bounds(space: Space, trace: Trace) -> tuple[Space, Bounds]:
 def _longest(space: Space, trace: Trace, found: int) -> int:
     """The largest max_model_len that a server of the space has: what is longer is refused at every point."""
     most = tuple(n - 1 if more else 0 for n, more in zip(space.lengths, space.monotone, strict=True))
+    points = [most]
     for place, axis in enumerate(space.axes):
-        if "." not in axis.name and axis.name not in (GPU_BLOCKS, GPU_MEMORY):
-            continue  # changes no limit of the model
-        for index in range(len(axis.values)):
-            try:
-                plan = resolve_run(space.config(space.canonical((*most[:place], index, *most[place + 1 :]))), trace)
-            except UserError:
-                continue  # simulating such a point will say why
-            plans = [member.plan for member in plan.members] if isinstance(plan, ClusterPlan) else [plan]
-            found = max(found, *(each.limits.max_model_len for each in plans))
+        if "." in axis.name:  # the others change no limit of the model
+            points += [(*most[:place], index, *most[place + 1 :]) for index in range(1, len(axis.values))]
+    for point in points:
+        try:
+            plan = resolve_run(space.config(space.canonical(point)), trace)
+        except UserError:
+            continue  # simulating such a point will say why
+        plans = [member.plan for member in plan.members] if isinstance(plan, ClusterPlan) else [plan]
+        found = max(found, *(each.limits.max_model_len for each in plans))
     return found
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from kvsim.report.format import number, shorten
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
 
 USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "name"
 _LABEL_WIDTH = 40
+_CHARACTER_PT = 4.8  # width of a bold one of a name, about
 _LABEL_PX = (150.0, 16.0)
 """Characters of a name; names nearer to each other than this, across and down, would cover one another."""
 
@@ -92,7 +93,10 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
         axes.set_yscale("log", subs=())
         values = [*rows[against.column], against.limit]
         is_short = max(values) < 10 * min(values)  # under a decade there may be none of 1, 2 and 5
-        axes.yaxis.set_major_locator(MaxNLocator(6) if is_short else LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_locator(
+            MaxNLocator(6, steps=[1, 2, 5, 10]) if is_short else LogLocator(subs=(1.0, 2.0, 5.0))
+        )
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
     axes.margins(x=0.16, y=0.12)
     _names(axes, front, best, against.column)
@@ -106,21 +110,24 @@ def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> 
     rows = [*best.to_dict("records"), *others.to_dict("records")]
     parts = [str(row[LABEL]).split(", ") for row in rows]
     common = set(parts[0]).intersection(*parts) if len(parts) > 1 else set()
+    dpi = axes.figure.dpi
     placed: list[tuple[float, float]] = []
     for row, own in zip(rows, parts, strict=True):
         x, y = axes.transData.transform((row[USD], row[column]))
         if any(abs(x - at) < _LABEL_PX[0] and abs(y - height) < _LABEL_PX[1] for at, height in placed):
             continue
         placed.append((float(x), float(y)))
-        is_right = x > axes.transAxes.transform((0.6, 0))[0]  # its name would leave the plot
+        text = shorten(", ".join(part for part in own if part not in common) or str(row[LABEL]), _LABEL_WIDTH)
+        is_right = x + (9 + _CHARACTER_PT * len(text)) * dpi / 72 > axes.bbox.x1  # the name would leave the plot
         name = axes.annotate(
-            shorten(", ".join(part for part in own if part not in common) or str(row[LABEL]), _LABEL_WIDTH),
+            text,
             (row[USD], row[column]),
             xytext=(-9 if is_right else 9, 9),
             ha="right" if is_right else "left",
             textcoords="offset points",
             fontsize=7.5,
             fontweight="bold" if row[BEST] else "normal",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
             annotation_clip=False,
             zorder=5,
         )

@@ -160,6 +160,17 @@ def test_from_a_vllm_line(workplace: Path) -> None:
     assert kvsim(*words[:-1], cwd=workplace).exit_code == 0
 
 
+@pytest.mark.parametrize("option", ["--jobs=1", "--json"])
+def test_no_time_for_a_single_point(workplace: Path, option: str) -> None:
+    """A budget that ends before the first point is an answer in words, and a folder with an empty table."""
+    found = kvsim("plan", "plan.yaml", "--set", "budget.time=1ns", "-o", "hasty", option, cwd=workplace)
+    assert found.exit_code == 0, found.exception
+    assert "Nothing could be simulated: the budget ended before the first point." in found.stdout
+    assert json.loads((workplace / "hasty" / "plan.json").read_text())["verdict"] == "nothing_ran"
+    assert {"slo.ttft_p90", "recommended"} <= set(pd.read_csv(workplace / "hasty" / "results.csv").columns)
+    assert not (workplace / "hasty" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
