@@ -151,8 +151,9 @@ def _show(planned: Planned, advice: Advice, line: str, folder: Path) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True, end="")
     if advice.meets_slo:
         console.print(f"config {folder / 'recommended.yaml'}", highlight=False, soft_wrap=True)
+    page = f"report {folder / 'report.html'}" if (folder / "report.html").exists() else f"plan {folder}"
     console.print(
-        f"report {folder / 'report.html'} (points results.csv, plot pareto.png, all of it plan.json)",
+        f"{page} (points results.csv, plot pareto.png, all of it plan.json)",
         highlight=False,
         soft_wrap=True,
     )

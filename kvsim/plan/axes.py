@@ -188,6 +188,10 @@ def _sessions(data: object, place: str, num_sessions: int | None) -> Axis:
             raise UserError(f"{place}: expected numbers of sessions, found none")
         _check_different(counts, place)
     values = sorted(counts, reverse=True)
+    if num_sessions is not None and values[0] > num_sessions:
+        raise UserError(
+            f"{place}: expected at most {num_sessions}, as so many sessions are played; found {values[0]} at a time"
+        )
     return Axis(SESSIONS, tuple(values), tuple(map(str, values)), monotone=True)
 
 

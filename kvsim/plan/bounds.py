@@ -88,12 +88,21 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """All of it; parts that could not be told are None, with a note."""
+    """All of it; parts that could not be told are None, with a note.
+
+    Attributes:
+        working_set: of the trace.
+        break_even: of loading and computing.
+        floor: of every point.
+        notes: on what was left out.
+        longest: the largest max_model_len of the space; None where points differ in what is played.
+    """
 
     working_set: WorkingSet | None
     break_even: BreakEven | None
     floor: Floor | None = None
     notes: tuple[str, ...] = ()
+    longest: int | None = None
 
 
 def find_bounds(space: Space, trace: Trace) -> tuple[Space, Bounds]:
@@ -105,11 +114,13 @@ def find_bounds(space: Space, trace: Trace) -> tuple[Space, Bounds]:
     played = with_max_sessions(trace, space.base.trace.max_sessions)
     plain = _server(resolve_run(space.config(tuple(0 for _ in space.axes)), played))
     notes: list[str] = []
-    floor = _floor(space, played, plain.limits.max_model_len)
-    curve = _curve(space.base, played, plain.limits.max_model_len)
+    most = _longest(space, played, plain.limits.max_model_len)
+    floor = _floor(space, played, most)
+    longest = None if any(axis.name.startswith("trace.") for axis in space.axes) else most
+    curve = _curve(space.base, played, most)
     if curve is None:
         note = "the trace names no content that prompts share: no size is left out for being too large"
-        return space, Bounds(None, None, floor, (note,))
+        return space, Bounds(None, None, floor, (note,), longest)
     found = _working_set(curve, plain)
     prompts_only = not isinstance(space.base.connector, OffloadingConnectorConfig) or (
         space.base.connector.offload_prompt_only
@@ -123,7 +134,31 @@ def find_bounds(space: Space, trace: Trace) -> tuple[Space, Bounds]:
                     f" {found.distinct_bytes / 2**30:,.0f} GiB of different KV"
                 )
             space = capped
-    return space, Bounds(found, _break_even(space, played, plain), floor, tuple(notes))
+    return space, Bounds(found, _break_even(space, played, most), floor, tuple(notes), longest)
+
+
+def _longest(space: Space, trace: Trace, found: int) -> int:
+    """The largest max_model_len that a server of the space has: what is longer is refused at every point."""
+    most = tuple(n - 1 if more else 0 for n, more in zip(space.lengths, space.monotone, strict=True))
+    points = [most]
+    for place, axis in enumerate(space.axes):
+        if "." in axis.name:  # the others change no limit of the model
+            points += [(*most[:place], index, *most[place + 1 :]) for index in range(1, len(axis.values))]
+    for point in points:
+        try:
+            plan = resolve_run(space.config(space.canonical(point)), trace)
+        except UserError:
+            continue  # simulating such a point will say why
+        plans = [member.plan for member in plan.members] if isinstance(plan, ClusterPlan) else [plan]
+        found = max(found, *(each.limits.max_model_len for each in plans))
+    return found
+
+
+def too_long(trace: Trace, longest: int) -> int:
+    """Requests of a trace that a server with this max_model_len refuses."""
+    return sum(
+        turn.input_tokens >= longest for session in trace.sessions for _, turns in session.streams for turn in turns
+    )
 
 
 def _server(plan: Plan | ClusterPlan) -> Plan:
@@ -212,7 +247,7 @@ def _working_set(curve: MissRatioCurve, plan: Plan) -> WorkingSet:
     )
 
 
-def _break_even(space: Space, trace: Trace, plain: Plan) -> BreakEven | None:
+def _break_even(space: Space, trace: Trace, longest: int) -> BreakEven | None:
     """At the space's largest CPU memory; None if the space has none, or with a connector of which it cannot be told."""
     most = tuple(
         length - 1 if is_monotone else 0 for length, is_monotone in zip(space.lengths, space.monotone, strict=True)
@@ -229,7 +264,7 @@ def _break_even(space: Space, trace: Trace, plain: Plan) -> BreakEven | None:
         for session in trace.sessions
         for _, turns in session.streams
         for turn in turns
-        if turn.input_tokens < plain.limits.max_model_len
+        if turn.input_tokens < longest
     ]
     if not lengths:
         return None

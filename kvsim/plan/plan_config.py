@@ -24,7 +24,7 @@ from kvsim.units import Duration
 from kvsim.yamlfile import Document, read_yaml
 
 DEFAULT_SPACE: Mapping[str, Any] = {
-    "replicas": [1, 2, 3, 4, 6, 8],
+    "replicas": [1, 2, 3, 4, 5, 6, 7, 8],
     "cpu": {"from": "0GiB", "to": "2TiB"},  # what 8-GPU servers have
 }
 """What a plan without a space may change: our choice of what is asked first."""

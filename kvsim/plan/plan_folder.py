@@ -70,8 +70,8 @@ def save_plan(planned: Planned, advice: Advice, serve_line: str, folder: Path) -
             partial = folder / f".{name}.partial-{os.getpid()}"
             partial.write_bytes(content)
             partial.replace(folder / name)
-        found = read_report([folder])
-        if found.baseline is not None:
+        found = read_report([folder]) if planned.rated else None
+        if found is not None and found.baseline is not None:
             partial = folder / f".{REPORT}.partial-{os.getpid()}"
             write_page(found, partial, f"kvsim plan: {planned.task.name}")
             partial.replace(folder / REPORT)
@@ -142,6 +142,7 @@ def _point(planned: Planned, point: Point) -> dict[str, Any]:
         "usd": {name: round(usd, 6) for name, usd in rated.cost.items()},
         "makespan_s": _finite(rated.makespan_s),
         "output_tokens": rated.output_tokens,
+        "rejected": rated.rejected[0],
         "hit_rate": rated.summary["hit_rate"]["total"],
         "resources": _resources(rated.resources),
         "digest": rated.summary["digest"],

@@ -10,6 +10,7 @@ import pandas as pd
 
 from kvsim.plan.outcome import Outcome
 from kvsim.plan.planner import Planned
+from kvsim.plan.prices import resources_of
 from kvsim.plan.rated import Rated
 from kvsim.plan.recommend import Advice
 from kvsim.plan.search import Point
@@ -45,7 +46,9 @@ def _frame(planned: Planned, advice: Advice, points: Mapping[Point, Rated]) -> p
         [planned.space.labels(point) for point, _ in rows],
         [_outcome(rated) for _, rated in rows],
     )
-    own = pd.DataFrame([_own(planned, advice, point, rated) for point, rated in rows])
+    none = Rated(planned.task.base, resources_of(planned.task.base), "not simulated")
+    columns = list(_own(planned, advice, (), none))  # also where there is no point
+    own = pd.DataFrame([_own(planned, advice, point, rated) for point, rated in rows], columns=columns)
     return pd.concat([table, own], axis=1)
 
 

@@ -17,7 +17,7 @@ def neighbour_rows(planned: Planned, advice: Advice) -> list[PlanRow]:
         return []
     rows = [_row(planned, advice, advice.best, planned.space.name(advice.best))]
     for each in advice.neighbours:
-        name = f"{each.axis.replace('_', ' ')} {planned.space.labels(each.point)[each.axis]}"
+        name = f"{each.axis} {planned.space.labels(each.point)[each.axis]}"
         rows.append(_row(planned, advice, each.point, f"  {name}"))
     return rows
 
@@ -27,7 +27,7 @@ def pareto_rows(planned: Planned, advice: Advice) -> list[PlanRow]:
     labels = [planned.space.labels(point) for point in advice.pareto]
     varied = [name for name in labels[0] if len({each[name] for each in labels}) > 1] if labels else []
     return [
-        _row(planned, advice, point, ", ".join(f"{name.replace('_', ' ')} {each[name]}" for name in varied))
+        _row(planned, advice, point, ", ".join(f"{name} {each[name]}" for name in varied))
         for point, each in zip(advice.pareto, labels, strict=True)
     ]
 
@@ -39,6 +39,9 @@ def _row(planned: Planned, advice: Advice, point: Point, name: str) -> PlanRow:
         why = "not simulated" if rated is None else "cannot be run"
         return PlanRow(f"{name} ({why})", [MISSING] * len(limits), (MISSING, MISSING))
     measured = {check.key: check.measured for check in rated.checks}
+    best = None if advice.best is None else planned.rated[advice.best]
+    if best is not None and rated.rejected[0] != best.rejected[0]:
+        name += f" ({rated.rejected[0]:,} of {rated.rejected[1]:,} requests rejected)"
     return PlanRow(
         name,
         [amount(limit.key, measured.get(limit.key)) for limit in limits],

@@ -9,14 +9,16 @@ from typing import Any, Protocol
 
 from kvsim.config import RunConfig
 from kvsim.errors import UserError
-from kvsim.plan.axes import CPU, NVME, SESSIONS
-from kvsim.plan.bounds import Bounds, Floor, find_bounds
+from kvsim.plan.axes import CPU, NVME, REPLICAS, SESSIONS, STORE
+from kvsim.plan.bounds import Bounds, Floor, find_bounds, too_long
 from kvsim.plan.objective import Objective
 from kvsim.plan.plan_config import PlanTask
 from kvsim.plan.prices import Resources, resources_of
 from kvsim.plan.rated import Rated, enough_cpu_bytes, enough_nvme_bytes, rate
 from kvsim.plan.search import Budget, Found, Point, Score, Verdict, search
 from kvsim.plan.space import Space
+from kvsim.resolve import with_max_sessions
+from kvsim.steptime.gpu import load_gpu
 from kvsim.trace.session import Trace
 
 
@@ -96,8 +98,14 @@ def carry_out(
     """
     started = clock()
     space, bounds = find_bounds(task.space, trace)
+    used: set[str] = set()
     for config in space.check():  # a price that is missing should not be found out after minutes
-        task.prices.per_hour(resources_of(config))
+        resources = resources_of(config)
+        task.prices.per_hour(resources)
+        used.update(resources.gpus)
+    idle = [name for name in task.config.prices.gpu_hour if load_gpu(name).name not in used]
+    notes = [f"prices.gpu_hour.{name} has no effect: GPUs here are {', '.join(sorted(used))}" for name in idle]
+    bounds = replace(bounds, notes=(*bounds.notes, *notes))
     limit_s = task.config.budget.time / 1e9
 
     def time_left() -> float:
@@ -105,13 +113,29 @@ def carry_out(
 
     budget = Budget(task.config.budget.points, time_left)
     sessions = min(len(trace.sessions), task.base.trace.max_sessions or len(trace.sessions))
-    judge = _Judge(task, space, bounds, runs, sessions, budget, progress)
+    judge = _Judge(task, space, bounds, runs, with_max_sessions(trace, sessions), budget, progress)
     exhaustive = task.config.budget.search == "exhaustive"
-    found = search(judge, judge.evaluate, budget, width=width, exhaustive=exhaustive)
+    found = search(judge, judge.evaluate, budget, width=width, exhaustive=exhaustive, corners=without_memory(space))
     other = None if found.best is None else counterpart(space, found.best)
     if other is not None and other not in judge.rated and budget.room():
         judge.evaluate([other], 1.0)  # so that the answer can say what offloading is worth
     return Planned(task, space, bounds, judge.objective, judge.rated, judge.thinned, found)
+
+
+def without_memory(space: Space) -> list[Point]:
+    """Points with the least memory beside the GPUs, for every number of replicas: behind a router more may hurt.
+
+    A router that believes to know what each server keeps sends sessions elsewhere where servers keep more.
+    """
+    if not space.has(REPLICAS) or space.has(SESSIONS) or not any(space.has(name) for name in (CPU, NVME, STORE)):
+        return []
+    place = space.place(REPLICAS)
+    rest = tuple(
+        length - 1 if more and axis.name not in (CPU, NVME, STORE) else 0
+        for axis, length, more in zip(space.axes, space.lengths, space.monotone, strict=True)
+    )
+    counts = range(space.lengths[place])
+    return list(dict.fromkeys(space.canonical((*rest[:place], at, *rest[place + 1 :])) for at in counts))
 
 
 def counterpart(space: Space, point: Point) -> Point | None:
@@ -128,10 +152,13 @@ class _Judge:
     """The space as the search sees it, and what it simulates."""
 
     def __init__(
-        self, task: PlanTask, space: Space, bounds: Bounds, runs: Runs, sessions: int, budget: Budget,
+        self, task: PlanTask, space: Space, bounds: Bounds, runs: Runs, played: Trace, budget: Budget,
         progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
-        self._task, self._space, self._runs, self._sessions = task, space, runs, sessions
+        self._task, self._space, self._runs = task, space, runs
+        self._played, self._longest = played, bounds.longest
+        self._sessions = len(played.sessions)
+        self._too_long: dict[int | None, int | None] = {}
         self._floor = bounds.floor or Floor(0.0, 0)
         self._resources: dict[Point, Resources | None] = {}
         self._budget, self._progress = budget, progress
@@ -186,7 +213,7 @@ class _Judge:
             except UserError as error:
                 found[point] = Rated(self._task.base, resources_of(self._task.base), str(error), share=share)
         for (point, config), figures in zip(configs, self._runs([config for _, config in configs]), strict=True):
-            found[point] = self._judged(config, figures, share)
+            found[point] = self._judged(config, figures, share, self._refused_everywhere(sessions))
         for point in points:
             (self.rated if share == 1 else self.thinned)[point] = found[point]
             verdicts.append(self._verdict(point, found[point]))
@@ -194,10 +221,16 @@ class _Judge:
             self._progress(self._budget.used + len(points), self._budget.points)
         return verdicts
 
-    def _judged(self, config: RunConfig, figures: Figures, share: float) -> Rated:
+    def _refused_everywhere(self, sessions: int | None) -> int | None:
+        """Requests of so many sessions that no point of the space serves; None if that cannot be said."""
+        if self._longest is not None and sessions not in self._too_long:
+            self._too_long[sessions] = too_long(with_max_sessions(self._played, sessions), self._longest)
+        return self._too_long.get(sessions)
+
+    def _judged(self, config: RunConfig, figures: Figures, share: float, refused: int | None) -> Rated:
         if figures.reason:
             return Rated(config, resources_of(config), figures.reason, share=share, key=figures.key)
-        rated = rate(config, figures.summary, figures.measured, self._task.slo, self._task.prices, share)
+        rated = rate(config, figures.summary, figures.measured, self._task.slo, self._task.prices, share, refused)
         return replace(rated, key=figures.key)
 
     def _verdict(self, point: Point, rated: Rated) -> Verdict:

@@ -151,7 +151,7 @@ class Prices:
         if resources.nvme_bytes or resources.unbounded_tiers:
             used.append(("TiB-hour of NVMe", self.nvme_tib_hour))
         if resources.network_gbps:
-            used.append(("hour of a Gbit/s of network", self.network_gbps_hour))
+            used.append(("Gbit/s-hour of network", self.network_gbps_hour))
         return [
             f"price of a {what}: {price.usd:g} USD ({', '.join(part for part in (price.source, price.date) if part)})"
             for what, price in used

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvsim.config import RunConfig
 from kvsim.plan.prices import Prices, Resources, cost_usd, resources_of
-from kvsim.plan.slo import Check, Slo
+from kvsim.plan.slo import FINISHED, GOODPUT, Check, Slo
 
 WOULD_NOT_START = "vLLM would refuse to start"  # how `kvsim.resolve` and `kvsim.kv_groups` begin such a warning
 
@@ -74,6 +74,12 @@ class Rated:
         """Cost of a million output tokens; infinite if there are none."""
         return self.cost["total"] / self.output_tokens * 1e6 if self.output_tokens else math.inf
 
+    @property
+    def rejected(self) -> tuple[int, int]:
+        """Requests that were rejected, and that arrived."""
+        counts = self.summary.get("requests", {})
+        return counts.get("rejected", 0), counts.get("arrived", 0)
+
     def usd_per_hour(self, prices: Prices) -> float:
         """Of everything it takes."""
         return sum(prices.per_hour(self.resources).values())
@@ -81,7 +87,7 @@ class Rated:
 
 def rate(
     config: RunConfig, summary: Mapping[str, Any], measured: Mapping[str, float | None], slo: Slo, prices: Prices,
-    share: float = 1.0,
+    share: float = 1.0, too_long: int | None = None,
 ) -> Rated:  # fmt: skip
     """Judge a run.
 
@@ -92,7 +98,11 @@ def rate(
         slo: the limits.
         prices: of its resources.
         share: of the sessions that were played.
+        too_long: requests that no point of the space serves; all others have to finish, and count in the goodput.
+            None = those that this one refuses.
     """
+    if too_long is not None:
+        measured = _of_all(measured, summary["requests"], too_long)
     resources = resources_of(config)
     for warning in summary["warnings"]:
         if warning.startswith(WOULD_NOT_START):
@@ -101,6 +111,20 @@ def rate(
     hours = 0.0 if math.isinf(found.makespan_s) else found.makespan_s
     cost = cost_usd(prices, resources, hours, _held_without_limit(summary))
     return Rated(config, resources, "", summary, found.checks, cost, share)
+
+
+def _of_all(
+    measured: Mapping[str, float | None], counts: Mapping[str, Any], too_long: int
+) -> Mapping[str, float | None]:
+    """Shares of the requests that some point of the space serves, instead of those that this one does."""
+    finished = measured.get(FINISHED)
+    ours = counts["finished"] / finished if finished else 0.0  # requests that the shares are of
+    served = max(ours, counts["arrived"] - too_long)  # a run that is stuck has not sent all that is too long
+    if not served:
+        return measured
+    return dict(measured) | {
+        key: min(1.0, (measured[key] or 0.0) * ours / served) for key in (FINISHED, GOODPUT) if key in measured
+    }
 
 
 def _held_without_limit(summary: Mapping[str, Any]) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvsim.plan.axes import CPU, NVME, STORE
+from kvsim.plan.axes import CPU, NVME, STORE, Axis
 from kvsim.plan.bounds import WorkingSet
 from kvsim.plan.planner import Planned, counterpart
 from kvsim.plan.rated import Rated, servers_of
@@ -19,6 +20,10 @@ Verdict = Literal["offload", "no_offload", "as_given", "nothing_meets_the_slo", 
 
 BUSY_SHARE = 0.85
 """A GPU or a link that is busy for so much of the time is what limits, as queues grow without end at 1: our choice."""
+
+
+BINDING_SHARE = 0.5
+"""A limit of which so much is used up binds; with less it holds with twice the figure. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ def advise(planned: Planned) -> Advice:
     best = planned.found.best
     pareto = pareto_front(planned)
     if best is None:
-        reason = next((rated.reason for rated in planned.rated.values()), "the budget allows no point")
+        reason = next((rated.reason for rated in planned.rated.values()), "the budget ended before the first point")
         text = f"Nothing could be simulated: {reason}."
         return Advice("nothing_ran", text, (), None, None, (), pareto)
     rated = planned.rated[best]
@@ -123,12 +128,22 @@ def find_bottleneck(rated: Rated) -> Bottleneck:
     check = rated.worst
     if rated.failed or check is None:
         return Bottleneck(check, "none", f"There are no figures: {rated.reason}.")
-    how = "is missed" if not check.is_met else "binds"
+    name = limit_name(check.key)
+    how = f"{name} is missed" if not check.is_met else f"{name} binds"
+    if check.is_met and not _binds(check):
+        how = f"No limit binds, {name} is the closest"
     measured = "no figure" if check.measured is None else amount(check.key, check.measured)
     least = "at least " if check.key in (GOODPUT, FINISHED) else ""
-    head = f"{limit_name(check.key)} {how}: {measured} of {least}{amount(check.key, check.limit)}"
+    head = f"{how}: {measured} of {least}{amount(check.key, check.limit)}"
     resource, cause = _resource(rated.summary, check.key)
     return Bottleneck(check, resource, f"{head}; {cause}.")
+
+
+def _binds(check: Check) -> bool:
+    """Whether a limit that holds has little room left."""
+    if check.key in (GOODPUT, FINISHED) and check.limit < 1:
+        return (1 - (check.measured or 0.0)) / (1 - check.limit) >= BINDING_SHARE
+    return check.strain >= BINDING_SHARE
 
 
 def _resource(summary: Mapping[str, Any], key: str) -> tuple[str, str]:
@@ -186,7 +201,7 @@ def _answer(planned: Planned, best: Point, verdict: Verdict) -> str:
     per_hour = money(rated.usd_per_hour(planned.task.prices))
     cost = f"{money(rated.usd_per_1m_tokens)} per 1M output tokens, {per_hour} per hour"
     lead = f"{head}: {what}." if verdict == "no_offload" else f"{head} {what}."
-    return f"{lead} {figures}; {cost}."
+    return f"{lead} {figures}; {cost}.{_rejected(rated)}"
 
 
 def _closest(planned: Planned, best: Point) -> str:
@@ -197,7 +212,13 @@ def _closest(planned: Planned, best: Point) -> str:
         for check in rated.checks
         if not check.is_met
     )
-    return f"No point meets the SLO; the closest is {planned.space.name(best)}: {missed}."
+    return f"No point meets the SLO; the closest is {planned.space.name(best)}: {missed}.{_rejected(rated)}"
+
+
+def _rejected(rated: Rated) -> str:
+    """How many requests a point sends away, if any."""
+    count, of = rated.rejected
+    return f" {count:,} of {of:,} requests are rejected." if count else ""
 
 
 def _why(planned: Planned, best: Point, verdict: Verdict) -> list[str]:
@@ -256,21 +277,40 @@ def _how_sure(planned: Planned, near: tuple[Neighbour, ...]) -> list[str]:
     found, count = planned.found, len(planned.rated)
     lines: list[str] = []
     if found.is_exhaustive:
-        lines.append(f"All {count} points of the space were simulated.")
+        all_of = f"All {count} points of the space were" if count > 1 else "The one point of the space was"
+        lines.append(f"{all_of} simulated.")
     elif found.is_local_best:
-        text = (
-            f"{count} points were simulated; all {len(near)} neighbours of this one are among them, and none is better."
-        )
-        lines.append(text if near else f"{count} points were simulated.")
+        among = f"all {len(near)} neighbours of this one are among them, and none is better"
+        if len(near) == 1:
+            among = "the one neighbour of this one is among them, and is not better"
+        lines.append(f"{_points(count)} simulated; {among}." if near else f"{_points(count)} simulated.")
     else:
         missing = sum(each.rated is None for each in near)
         lines.append(
-            f"The budget ended the search after {count} points: {missing} of the {len(near)} neighbours of this one"
-            " were not simulated."
+            f"The budget ended the search after {count} point{'s' * (count != 1)}; not simulated: {missing} of the"
+            f" {len(near)} neighbour{'s' * (len(near) != 1)} of this one."
         )
     if not found.is_complete and found.is_local_best and not found.is_exhaustive:
         lines.append("The budget ended the search early: points farther away may be better.")
     failed = [rated for rated in planned.rated.values() if rated.failed]
     if failed:
-        lines.append(f"{len(failed)} points could not be run, the first because: {failed[0].reason}.")
+        some = "1 point" if len(failed) == 1 else f"{len(failed)} points"
+        lines.append(f"{some} could not be run, {'the first ' * (len(failed) > 1)}because: {failed[0].reason}.")
+    gaps = [axis for axis in planned.space.axes if _has_gaps(axis)]
+    if gaps:
+        tried = "; ".join(f"{axis.name} {_listed(axis.labels)}" for axis in gaps)
+        lines.append(f"What lies between the values of the space was not tried: {tried}.")
     return lines
+
+
+def _points(count: int) -> str:
+    return "1 point was" if count == 1 else f"{count} points were"
+
+
+def _has_gaps(axis: Axis) -> bool:
+    """Whether there are sizes or counts between the values."""
+    return axis.monotone and any(abs(right - left) > 1 for left, right in itertools.pairwise(axis.values))
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels if len(labels) <= 8 else (*labels[:3], "...", *labels[-2:]))

@@ -9,7 +9,9 @@ replicas. The others are *choices*: policies, routers, any key of the config.
    bisection. What costs too much at any speed is not simulated at all.
 2. Many combinations of choices are thinned out first: all of them at the best point found so far with a quarter of the
    sessions, the better half with half of them, and so on; the best few join step 1.
-3. All neighbours of the best point, one step on each axis, are simulated; if one is better, it is the best point, and
+3. The caller's `corners` are simulated, as far as they may be better: points without memory, where several servers
+   may do better than step 1 believes.
+4. All neighbours of the best point, one step on each axis, are simulated; if one is better, it is the best point, and
    so on, until none is. So the answer never rests on the assumption of step 1 alone: closed loops are only nearly
    monotone, as what is faster also changes what comes when. For the same reason step 1 does not trust an SLO that is
    missed by less than `SLACK`.
@@ -140,7 +142,10 @@ class Found:
     is_complete: bool
 
 
-def search(grid: Grid, evaluate: Evaluate, budget: Budget, *, width: int = 1, exhaustive: bool = False) -> Found:
+def search(
+    grid: Grid, evaluate: Evaluate, budget: Budget, *, width: int = 1, exhaustive: bool = False,
+    corners: Sequence[Point] = (),
+) -> Found:  # fmt: skip
     """Search a space.
 
     Args:
@@ -149,8 +154,9 @@ def search(grid: Grid, evaluate: Evaluate, budget: Budget, *, width: int = 1, ex
         budget: how many of them.
         width: points that are simulated at a time.
         exhaustive: simulate all of them.
+        corners: points that are simulated whatever those above them gave, if nothing else makes them hopeless.
     """
-    return _Search(grid, evaluate, budget, width).run(exhaustive=exhaustive)
+    return _Search(grid, evaluate, budget, width).run(exhaustive=exhaustive, corners=corners)
 
 
 def all_points(grid: Axes) -> list[Point]:
@@ -196,7 +202,7 @@ class _Search:
         self._numbers = itertools.count()
         self._out_of_budget = False
 
-    def run(self, *, exhaustive: bool) -> Found:
+    def run(self, *, exhaustive: bool, corners: Sequence[Point]) -> Found:
         if exhaustive:
             points = all_points(self._grid)
             slices = range(0, len(points), self._width)  # between two of them the clock is asked
@@ -205,6 +211,7 @@ class _Search:
             families = self._families()
             self._branch(families[:1])  # a good point early: much of the others need not be looked at
             self._branch(families[1:] if len(families) <= MOST_FAMILIES else self._thin_out(families))
+            self._try(corners)
         is_local_best = self._climb()
         return Found(
             self._best(),
@@ -338,6 +345,14 @@ class _Search:
         return [at[point] for point in points]
 
     # Step 3
+
+    def _try(self, corners: Sequence[Point]) -> None:
+        """Simulate points, but for those that cost too much at any speed to be better than the best."""
+        for point in corners:
+            if self._is_promising(self._grid.floor(point)) and not self._simulate([point], reserve=NEIGHBOURS_SHARE):
+                return
+
+    # Step 4
 
     def _climb(self) -> bool:
         """Simulate neighbours until the best point has no better one; whether that is certain now."""

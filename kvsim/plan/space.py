@@ -27,6 +27,10 @@ from kvsim.plan.axes import (
     Axis,
 )
 from kvsim.plan.search import Point
+from kvsim.policy_plan import FORESIGHT
+from kvsim.steptime.model import load_model
+from kvsim.store_plan import disk_of
+from kvsim.tier_plan import storages_of
 from kvsim.units import format_size
 from kvsim.yamlfile import Document
 
@@ -154,7 +158,7 @@ class Space:
     def name(self, point: Point) -> str:
         """A name for the point's run."""
         labels = self.labels(point)
-        words = [f"{name.replace('_', ' ')} {label}" for name, label in labels.items() if label != "-"]
+        words = [f"{name} {label}" for name, label in labels.items() if label != "-"]
         return ", ".join(words).replace("/", " ") or "base"
 
     def check(self) -> list[RunConfig]:
@@ -175,7 +179,32 @@ class Space:
             for place, axis in enumerate(self.axes)
             for index in range(1, len(axis.values))
         )
-        return [*found, *(self.config(self.canonical(point)) for point in others)]
+        found += [self.config(self.canonical(point)) for point in others]
+        for config in found:
+            self._check_parts(config)
+        return found
+
+    def _check_parts(self, config: RunConfig) -> None:
+        """A model or storage that is not there, or a policy that nobody can have, is a mistake and no bad point."""
+        groups = () if config.cluster is None else config.cluster.instances
+        for each in [config.of_group(number) for number in range(len(groups))] or [config]:
+            parts = getattr(each.connector, "connectors", (each.connector,))
+            store = None if config.cluster is None else config.cluster.store
+            try:
+                load_model(each.model.name, each.model.kv_cache_dtype)
+                for part in parts:
+                    storages_of(part)
+                if store is not None:
+                    disk_of(store)
+            except UserError as error:
+                raise UserError(f"{self.source}: {config.name}: {error}") from None
+            for part in parts:
+                policy = getattr(part, "eviction_policy", None)
+                if policy in FORESIGHT:
+                    raise UserError(
+                        f"{self.source}: eviction_policy: {policy} knows the future ({FORESIGHT[policy]}): expected one"
+                        " that a server can have, as a plan says what to buy (kvsim sweep shows how far it is from it)"
+                    )
 
     def _check_axes(self) -> None:
         kind = self.base.connector.kind

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from kvsim.report.format import number, shorten
 from kvsim.report.style import BLUE, GREEN, INK, ORANGE, VERMILLION, figure, say, styled
 
 USD, MEETS, PARETO, BEST, LABEL = "usd_per_1m_output_tokens", "meets_slo", "pareto", "recommended", "name"
 _LABEL_WIDTH = 40
+_CHARACTER_PT = 4.8  # width of a bold one of a name, about
 _LABEL_PX = (150.0, 16.0)
 """Characters of a name; names nearer to each other than this, across and down, would cover one another."""
 
@@ -27,12 +28,14 @@ class Against:
         title: of the axis, with its unit.
         limit: of the SLO, in that unit.
         more_is_better: whether the limit is a least one.
+        unit: of the limit, as a legend has it.
     """
 
     column: str
     title: str
     limit: float
     more_is_better: bool = False
+    unit: str = ""
 
 
 def against(key: str, limit: float) -> Against:
@@ -41,7 +44,7 @@ def against(key: str, limit: float) -> Against:
         return Against("slo.goodput", "Goodput (share of requests)", limit, more_is_better=True)
     unit, scale = ("ms", 1e-6) if limit < 1e9 else ("s", 1e-9)
     name, _, end = key.partition("_")
-    return Against(f"slo.{key}_{unit}", f"{name.upper()} {end.upper()} ({unit})", limit * scale)
+    return Against(f"slo.{key}_{unit}", f"{name.upper()} {end.upper()} ({unit})", limit * scale, unit=unit)
 
 
 def with_plot_column(table: pd.DataFrame, drawn: Against) -> pd.DataFrame:
@@ -77,7 +80,8 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
     axes.plot(
         front[USD], front[against.column], color=GREEN, linewidth=1.2, label="nothing is better in both", zorder=2
     )
-    axes.axhline(against.limit, color=INK, linestyle="--", linewidth=1, label=f"limit {number(against.limit)}")
+    limit = f"limit {number(against.limit)} {against.unit}".strip()
+    axes.axhline(against.limit, color=INK, linestyle="--", linewidth=1, label=limit)
     best = rows[rows[BEST].astype(bool)]
     axes.scatter(
         best[USD], best[against.column], s=170, facecolors="none", edgecolors=VERMILLION, linewidths=2, zorder=4,
@@ -87,7 +91,12 @@ def pareto(table: pd.DataFrame, against: Against) -> Figure:
     axes.set_ylabel(against.title)
     if not against.more_is_better and (rows[against.column] > 0).all():
         axes.set_yscale("log", subs=())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        values = [*rows[against.column], against.limit]
+        is_short = max(values) < 10 * min(values)  # under a decade there may be none of 1, 2 and 5
+        axes.yaxis.set_major_locator(
+            MaxNLocator(6, steps=[1, 2, 5, 10]) if is_short else LogLocator(subs=(1.0, 2.0, 5.0))
+        )
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
     axes.margins(x=0.16, y=0.12)
     _names(axes, front, best, against.column)
@@ -101,19 +110,24 @@ def _names(axes: Axes, front: pd.DataFrame, best: pd.DataFrame, column: str) -> 
     rows = [*best.to_dict("records"), *others.to_dict("records")]
     parts = [str(row[LABEL]).split(", ") for row in rows]
     common = set(parts[0]).intersection(*parts) if len(parts) > 1 else set()
+    dpi = axes.figure.dpi
     placed: list[tuple[float, float]] = []
     for row, own in zip(rows, parts, strict=True):
         x, y = axes.transData.transform((row[USD], row[column]))
         if any(abs(x - at) < _LABEL_PX[0] and abs(y - height) < _LABEL_PX[1] for at, height in placed):
             continue
         placed.append((float(x), float(y)))
+        text = shorten(", ".join(part for part in own if part not in common) or str(row[LABEL]), _LABEL_WIDTH)
+        is_right = x + (9 + _CHARACTER_PT * len(text)) * dpi / 72 > axes.bbox.x1  # the name would leave the plot
         name = axes.annotate(
-            shorten(", ".join(part for part in own if part not in common) or str(row[LABEL]), _LABEL_WIDTH),
+            text,
             (row[USD], row[column]),
-            xytext=(9, 9),
+            xytext=(-9 if is_right else 9, 9),
+            ha="right" if is_right else "left",
             textcoords="offset points",
             fontsize=7.5,
             fontweight="bold" if row[BEST] else "normal",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
             annotation_clip=False,
             zorder=5,
         )

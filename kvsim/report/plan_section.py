@@ -25,7 +25,10 @@ def plan_section(answer: Mapping[str, Any], plot: Figure) -> Section:
     best = answer.get("recommended") or answer.get("closest")
     rows = [] if best is None else [_row(best, None, limits, str(best["name"]))]
     for each in answer["neighbours"]:
-        name = f"{each['axis'].replace('_', ' ')} {each['point'][each['axis']]}"
+        name = f"{each['axis']} {each['point'][each['axis']]}"
+        rejected = each.get("rejected")
+        if rejected is not None and best is not None and rejected != best.get("rejected"):
+            name += f" ({rejected:,} requests rejected)"
         rows.append(_row(each, best, limits, name))
     headings = [
         Heading("Point", "text"),

@@ -59,6 +59,12 @@ def points(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (folder / "points").iterdir()}
 
 
+def answer_in(folder: Path) -> dict[str, Any]:
+    """What plan.json says."""
+    found: dict[str, Any] = json.loads((folder / "plan.json").read_text())
+    return found
+
+
 def test_a_plan_prints_its_answer_and_leaves_its_folder(workplace: Path, first: Result) -> None:
     """The answer, its neighbours, the vLLM line and the files are there; nothing is wider than 100 columns but that."""
     assert first.exit_code == 0, first.output
@@ -158,6 +164,30 @@ def test_from_a_vllm_line(workplace: Path) -> None:
     assert "No point meets the SLO; the closest is replicas 1, cpu 0: TTFT P90" in found.stdout
     assert not (workplace / "line" / "recommended.yaml").exists()
     assert kvsim(*words[:-1], cwd=workplace).exit_code == 0
+
+
+def test_rejected_requests_are_on_the_page(workplace: Path) -> None:
+    """Beside a point that rejects more than the answer does, terminal and page say how many."""
+    words = ["--set", "space.cpu=0GiB", "--set", "space.engine.max_model_len=[4096, 16384]", "--slo", "ttft_p90=1s"]
+    found = kvsim("plan", "plan.yaml", *words, "--jobs", "1", "-o", "short", cwd=workplace)
+    assert found.exit_code == 0, found.exception
+    near = {each["point"]["engine.max_model_len"]: each for each in answer_in(workplace / "short")["neighbours"]}
+    assert not near["4096"]["meets_slo"]
+    rejected = near["4096"]["rejected"]
+    assert rejected > 0
+    assert f"engine.max_model_len 4096 ({rejected} requests rejected)" in (workplace / "short/report.html").read_text()
+    assert f"engine.max_model_len 4096 ({rejected} of" in found.stdout
+
+
+@pytest.mark.parametrize("option", ["--jobs=1", "--json"])
+def test_no_time_for_a_single_point(workplace: Path, option: str) -> None:
+    """A budget that ends before the first point is an answer in words, and a folder with an empty table."""
+    found = kvsim("plan", "plan.yaml", "--set", "budget.time=1ns", "-o", "hasty", option, cwd=workplace)
+    assert found.exit_code == 0, found.exception
+    assert "Nothing could be simulated: the budget ended before the first point." in found.stdout
+    assert json.loads((workplace / "hasty" / "plan.json").read_text())["verdict"] == "nothing_ran"
+    assert {"slo.ttft_p90", "recommended"} <= set(pd.read_csv(workplace / "hasty" / "results.csv").columns)
+    assert not (workplace / "hasty" / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from plan_builder import RUN, Serial, carried_out, small_trace, task_of
 
 from kvsim.errors import UserError
-from kvsim.plan.planner import Planned, carry_out
+from kvsim.plan.plan_text import neighbour_rows
+from kvsim.plan.planner import Planned, carry_out, without_memory
 from kvsim.plan.recommend import advise, pareto_front
 from kvsim.plan.search import neighbours
 from kvsim.resolve import read_whole_trace_of
@@ -200,10 +201,8 @@ def test_what_vllm_would_not_start_is_not_recommended(folder: Path) -> None:
     assert planned.rated[(0,)].reason == (
         "vLLM would refuse to start: max_model_len 16,384 does not fit the 12,784 tokens of GPU KV"
     )
-    assert name_of(planned) == "gpu blocks 1200"
-    assert "1 points could not be run, the first because: vLLM would refuse to start" in " ".join(
-        advise(planned).reasons
-    )
+    assert name_of(planned) == "gpu_blocks 1200"
+    assert "1 point could not be run, because: vLLM would refuse to start" in " ".join(advise(planned).reasons)
 
 
 def test_the_budget_ends_the_search(folder: Path, runs: Serial) -> None:
@@ -289,3 +288,76 @@ def test_a_base_that_cannot_run_is_told_first(folder: Path) -> None:
     """Weights that do not fit the GPU are the user's mistake, not a point that failed."""
     with pytest.raises(UserError, match="GiB"):
         carried_out(task_of(folder, {"model": "llama-3.1-70b", "engine": {}}, space={"replicas": [1, 2]}))
+
+
+@pytest.mark.parametrize("lengths", [[4096, 16384], [16384, 4096]])
+def test_who_refuses_more_does_not_meet_the_slo(folder: Path, lengths: list[int]) -> None:
+    """A max_model_len that refuses what another one serves misses the SLO, however fast; the order does not matter."""
+    space = {"cpu": ["0GiB", "64GiB"], "engine.max_model_len": lengths}
+    planned = carried_out(task_of(folder, space=space, slo={"ttft_p90": "1s"}))
+    assert name_of(planned) == "cpu 0, engine.max_model_len 16384"
+    short = next(rated for rated in planned.rated.values() if rated.config.engine.max_model_len == 4096)
+    assert [check.key for check in short.checks if not check.is_met] == ["finished"]
+    rejected, arrived = short.rejected
+    assert 0 < rejected < arrived
+    assert short.checks[-1].measured == pytest.approx(1 - rejected / arrived)
+    names = [row.name for row in neighbour_rows(planned, advise(planned))]
+    assert f"  engine.max_model_len 4096 ({rejected} of {arrived} requests rejected)" in names
+    assert planned.bounds.working_set is not None
+    assert planned.space.axes[0].labels == ("0", "64GiB")
+    assert planned.bounds.working_set.distinct_bytes > 5 * GIB
+
+
+def test_what_every_point_refuses_counts_nowhere(folder: Path) -> None:
+    """Requests too long for all points are rejected and do not miss the SLO; the answer says how many they are."""
+    run = {"engine": RUN["engine"] | {"max_model_len": 6000}}
+    planned = carried_out(task_of(folder, run, space={"cpu": ["0GiB", "1GiB"]}, slo={"ttft_p90": "1s"}))
+    best = planned.found.best
+    assert best is not None
+    rejected, arrived = planned.rated[best].rejected
+    assert rejected > 0
+    assert planned.rated[best].is_met
+    assert advise(planned).text.endswith(f" {rejected} of {arrived} requests are rejected.")
+
+
+def test_a_limit_with_room_does_not_bind(folder: Path, runs: Serial) -> None:
+    """Only a limit that is nearly used up is said to bind."""
+    far, near = (
+        advise(carried_out(task_of(folder, space=SPACE, slo={"ttft_p90": limit}), runs)) for limit in ("10s", "110ms")
+    )
+    assert far.bottleneck is not None
+    assert near.bottleneck is not None
+    assert far.bottleneck.text.startswith("No limit binds, TTFT P90 is the closest: 109 ms of 10.0 s; ")
+    assert near.bottleneck.text.startswith("TTFT P90 binds: 109 ms of 110 ms; ")
+
+
+def test_gaps_of_the_space_are_told(folder: Path, runs: Serial) -> None:
+    """Sizes and counts between the space's values were not tried, and the answer says which values were."""
+    space = {"replicas": [1, 2, 4], "cpu": ["0GiB", "6GiB"]}
+    reasons = advise(carried_out(task_of(folder, space=space, slo={"ttft_p90": "1s"}), runs)).reasons
+    assert reasons[-1] == (
+        "What lies between the values of the space was not tried: replicas 1, 2, 4; cpu 0, 6GiB."
+    )  # fmt: skip
+    assert "between" not in advise(carried_out(task_of(folder, space={"replicas": [1, 2]}), runs)).reasons[-1]
+
+
+def test_replicas_without_memory_are_tried(folder: Path) -> None:
+    """For every number of replicas there is a point without memory that the search does not leave out on a belief."""
+    space = task_of(folder, space=SPACE | {"gpu_blocks": [1200, 2400]}).space
+    assert [space.name(point) for point in without_memory(space)] == [
+        f"replicas {count}, gpu_blocks 2400, cpu 0" for count in (1, 2, 3)
+    ]
+    assert without_memory(task_of(folder, space={"replicas": [1, 2]}).space) == []
+
+
+def test_a_price_of_a_gpu_that_is_not_there_is_told(folder: Path, runs: Serial) -> None:
+    """A price that changes nothing is named, with the GPUs that there are."""
+    task = task_of(folder, space={"replicas": [1]}, prices={"gpu_hour": {"h200-sxm": 3, "h100-sxm": 2}})
+    assert carried_out(task, runs).bounds.notes == ("prices.gpu_hour.h200-sxm has no effect: GPUs here are h100-sxm",)
+
+
+def test_more_sessions_than_are_played_are_refused(folder: Path) -> None:
+    """So many sessions at a time were never there, so they are no answer."""
+    space = {"sessions": [1, 2, 64]}
+    with pytest.raises(UserError, match=r"space.sessions: expected at most 8, .* found 64 at a time"):
+        task_of(folder, space=space, objective="max_sessions")

@@ -227,3 +227,19 @@ def test_width_does_not_change_the_answer(width: int) -> None:
     strain = {point: 4.0 / (1 + point[0]) - 0.2 * point[1] for point in points}
     surface = Surface((3, 9), (True, True), dict.fromkeys(points, 1.0), strain, (1.0, 0.1))
     assert surface.search(width=width).best == surface.best()
+
+
+def test_corners_do_not_rest_on_monotony() -> None:
+    """Where more memory hurts, the best point below a bad one is found if it is a corner; one too dear is not run."""
+    strain = {(0, 0): 2.0, (0, 1): 0.9, (0, 2): 0.9, (1, 0): 0.5, (1, 1): 3.0, (1, 2): 0.9}
+
+    def surface() -> Surface:
+        return Surface((2, 3), (True, True), dict.fromkeys(strain, 1.0), strain, (0.1, 1.0))
+
+    plain = surface()
+    assert plain.search().best == (0, 1)
+    found = search(surface(), plain.evaluate, Budget(100), corners=[(0, 0), (1, 0)])
+    assert found.best == (1, 0)
+    dear = surface()
+    found = search(dear, dear.evaluate, Budget(100), corners=[(1, 2)])
+    assert found.best == (0, 1)

@@ -175,6 +175,8 @@ def test_a_shared_store(folder: Path) -> None:
         ({"engine.block_sizes": [16]}, "unknown key engine.block_sizes, did you mean block_size?"),
         ({"engine.block_size": ["x"]}, "engine.block_size: expected a whole number, found 'x'"),
         ({"replicas": [1, 2], "router": ["rondom"]}, "expected one of"),
+        ({"cpu": "1GiB", "nvme": {"values": ["1GiB"], "storage": "floppy"}}, "storage 'floppy': no such profile"),
+        ({"cpu": "1GiB", "eviction_policy": ["lru", "opt_bypass"]}, "eviction_policy: opt_bypass knows the future"),
         ({"sessions": [1, 2]}, "space.sessions: expected only with objective max_sessions"),
     ],
 )
