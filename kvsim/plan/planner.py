@@ -16,6 +16,7 @@ from kvsim.plan.plan_config import PlanTask
 from kvsim.plan.prices import Resources, resources_of
 from kvsim.plan.rated import Rated, enough_cpu_bytes, enough_nvme_bytes, rate
 from kvsim.plan.search import Budget, Found, Point, Score, Verdict, search
+from kvsim.plan.slo import FINISHED
 from kvsim.plan.space import Space
 from kvsim.resolve import with_max_sessions
 from kvsim.steptime.gpu import load_gpu
@@ -237,7 +238,8 @@ class _Judge:
         if rated.failed:
             return Verdict(float("inf"), failed=True, subject=rated)
         score = self.objective.score(rated, self._space.value(point, SESSIONS))
-        return Verdict(rated.strain, score, enough=self._enough(rated), subject=rated)
+        refuses = any(check.key == FINISHED and not check.is_met for check in rated.checks)
+        return Verdict(rated.strain, score, refuses=refuses, enough=self._enough(rated), subject=rated)
 
     def _enough(self, rated: Rated) -> dict[int, int]:
         """Sizes that would have done, by the number of their axis."""

@@ -49,6 +49,8 @@ class Verdict:
         strain: how far the SLO is missed, by its worst limit: measured / limit; met up to 1. Infinite: no figures.
         score: what is to be small.
         failed: it could not be simulated; tells nothing about other points.
+        refuses: requests that another point may serve do not finish; of points that miss the SLO it is not the closest
+            if there is one that serves all.
         enough: by number of a monotone axis, an index that would have given the very same run.
         subject: what it is about, for `Grid.bound`.
     """
@@ -56,6 +58,7 @@ class Verdict:
     strain: float
     score: Score = (math.inf,)
     failed: bool = False
+    refuses: bool = False
     enough: Mapping[int, int] = field(default_factory=dict)
     subject: object = None
 
@@ -66,10 +69,10 @@ class Verdict:
 
     @property
     def rank(self) -> tuple[int, Score]:
-        """Smaller is better: what meets the SLO by its score and with room, then the rest by how far it is from it."""
+        """Smaller is better: what meets the SLO by its score and with room, then the rest by how far."""
         if self.failed:
             return 2, ()
-        return (0, (*self.score, self.strain)) if self.is_met else (1, (self.strain, *self.score))
+        return (0, (*self.score, self.strain)) if self.is_met else (1, (float(self.refuses), self.strain, *self.score))
 
 
 class Axes(Protocol):

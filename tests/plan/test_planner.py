@@ -308,6 +308,15 @@ def test_who_refuses_more_does_not_meet_the_slo(folder: Path, lengths: list[int]
     assert planned.bounds.working_set.distinct_bytes > 5 * GIB
 
 
+def test_who_refuses_more_is_not_the_closest(folder: Path) -> None:
+    """Where nothing meets the SLO, a point that is faster because it refuses requests is not the closest."""
+    space = {"cpu": ["0GiB"], "engine.max_model_len": [4096, 16384]}
+    planned = carried_out(task_of(folder, space=space, slo={"ttft_p90": "1ms"}))
+    assert name_of(planned) == "cpu 0, engine.max_model_len 16384"
+    fast, slow = (planned.rated[point] for point in ((0, 0), (0, 1)))
+    assert fast.strain < slow.strain
+
+
 def test_what_every_point_refuses_counts_nowhere(folder: Path) -> None:
     """Requests too long for all points are rejected and do not miss the SLO; the answer says how many they are."""
     run = {"engine": RUN["engine"] | {"max_model_len": 6000}}
