@@ -35,7 +35,7 @@ demo: $(VENV)/.run
 	$(BIN)/kvsim compare $(addprefix runs/demo/,$(DEMO)) -o runs/demo/comparison
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -92,7 +92,7 @@ def test_tables() -> None:
     summary = run_of(two_tenants(), quotas=[quota]).summary
     assert tenant_header(summary)[-2:] == ("Store, peak", "Quota")
     assert tenant_rows(summary) == [
-        ("b", "2", "0.0 %", "200 ms", "320 ms", "2.50", "200", "20", "", "none"),
+        ("b", "2", "0.0 %", "200 ms", "320 ms", "2.50", "200", "20", "n/a", "none"),
         ("a", "2", "60.0 %", "50.0 ms", "50.0 ms", "1.00", "200", "20", "512 MiB", "2.00 GiB"),
     ]
     assert summary["tenants"][1]["store"] == {
