@@ -150,7 +150,10 @@ def _markdown(table: pd.DataFrame) -> str:
     rows = [
         [name.strip() for name in table.columns],
         ["---"] * len(table.columns),
-        *table.astype(str).to_numpy().tolist(),
+        *(
+            [cell.replace("nan%", "").replace("nan, nan", "").replace("nan", "") for cell in row]
+            for row in table.astype(str).to_numpy()
+        ),
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
