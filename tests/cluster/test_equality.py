@@ -19,7 +19,7 @@ from kvsim.results.records import RunRecord, as_row
 from kvsim.results.summary import digest
 from kvsim.runner import requests_frame
 
-NUM_WORLDS, PER_TEST = 180, 30
+NUM_WORLDS, PER_TEST = 120, 30
 TESTS = Path(__file__).resolve().parents[1]
 
 

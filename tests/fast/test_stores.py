@@ -12,7 +12,7 @@ from kvsim.extents.path import Run
 from kvsim.store.leases import Leases
 from kvsim.store.run_leases import RunLeases
 
-NUM_WORLDS, PER_TEST = 160, 20
+NUM_WORLDS, PER_TEST = 120, 20
 
 
 @pytest.mark.parametrize("first", range(0, NUM_WORLDS, PER_TEST))
