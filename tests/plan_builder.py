@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sweep_builder import small_trace as short_sessions
+
 from kvsim.api import run
 from kvsim.config import RunConfig, dump_config
 from kvsim.errors import UserError
 from kvsim.plan.plan_config import PlanTask, make_plan
 from kvsim.plan.planner import Figures, Planned, carry_out
 from kvsim.resolve import read_whole_trace_of
-from kvsim.trace.generate import GeneratorParameters, write_trace
 from kvsim.yamlfile import Document
 
 RUN: Mapping[str, Any] = {
@@ -25,17 +26,7 @@ RUN: Mapping[str, Any] = {
 
 def small_trace(folder: Path, sessions: int = 6, turns: int = 6, seed: int = 1) -> Path:
     """Sessions of prompts of some thousand tokens; a run of it takes some hundredths of a second."""
-    path = folder / "trace.jsonl.gz"
-    wanted = GeneratorParameters(
-        sessions=sessions,
-        median_turns=turns,
-        seed=seed,
-        first_context_tokens=3000,
-        shared_prefix_tokens=500,
-        added_tokens=600,
-    )
-    write_trace(path, wanted)
-    return path
+    return short_sessions(folder, sessions, turns, seed, first=3000, added=600)
 
 
 def task_of(folder: Path, run: Mapping[str, Any] | None = None, **content: Any) -> PlanTask:

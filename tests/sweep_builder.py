@@ -20,16 +20,18 @@ RUN: dict[str, Any] = {
 }
 
 
-def small_trace(folder: Path, sessions: int = 3, turns: int = 4, seed: int = 1) -> Path:
-    """Sessions of short prompts; a run of it takes some hundredths of a second."""
+def small_trace(
+    folder: Path, sessions: int = 3, turns: int = 4, seed: int = 1, first: int = 2000, added: int = 400
+) -> Path:
+    """Short sessions: `first` tokens, and `added` more in each turn; a run takes some hundredths of a second."""
     path = folder / "trace.jsonl.gz"
     wanted = GeneratorParameters(
         sessions=sessions,
         median_turns=turns,
         seed=seed,
-        first_context_tokens=2000,
+        first_context_tokens=first,
         shared_prefix_tokens=500,
-        added_tokens=400,
+        added_tokens=added,
     )
     write_trace(path, wanted)
     return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from kvsim.plan.sweep import POINTS
 from kvsim.plan.sweep_results import RESULTS, write_results
 from kvsim.report.plan_plots import against, pareto, with_plot_column
 from kvsim.report.style import as_png, as_svg
+from kvsim.results.whole_folder import whole_file
 from kvsim.vllm_line import to_command_line
 
 RECOMMENDED, PNG, SVG, REPORT = "recommended.yaml", "pareto.png", "pareto.svg", "report.html"
@@ -67,14 +67,12 @@ def save_plan(planned: Planned, advice: Advice, serve_line: str, folder: Path) -
         for name in (RECOMMENDED, THINNED, REPORT):  # of an earlier plan
             (folder / name).unlink(missing_ok=True)
         for name, content in texts.items():
-            partial = folder / f".{name}.partial-{os.getpid()}"
-            partial.write_bytes(content)
-            partial.replace(folder / name)
+            with whole_file(folder / name) as partial:
+                partial.write_bytes(content)
         found = read_report([folder]) if planned.rated else None
         if found is not None and found.baseline is not None:
-            partial = folder / f".{REPORT}.partial-{os.getpid()}"
-            write_page(found, partial, f"kvsim plan: {planned.task.name}")
-            partial.replace(folder / REPORT)
+            with whole_file(folder / REPORT) as partial:
+                write_page(found, partial, f"kvsim plan: {planned.task.name}")
     except OSError as error:
         raise UserError(f"{folder}: cannot write the plan: {error.strerror or error}") from error
 

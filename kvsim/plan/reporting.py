@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from kvsim.results.compare import METRIC, Metric
 from kvsim.results.run import Run
 from kvsim.results.runfolder import SUMMARY, load_run
 from kvsim.results.sweep import RESULTS, Sweep, is_sweep, load_sweep
-from kvsim.results.whole_folder import whole_folder
+from kvsim.results.whole_folder import whole_file, whole_folder
 
 Progress = Callable[[int, int], None]
 
@@ -210,11 +209,10 @@ def write(report: Report, path: Path, *, title: str = "", progress: Progress | N
         UserError: nothing was simulated, or a place cannot be written.
     """
     folder = path.with_name(f"{path.stem}-plots")
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     alone = len(report.points) == 1 and len(report.runs) == 1
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_folder(folder, PLOT_FILES, "the plots of a report") as target:
+        with whole_file(path) as partial, whole_folder(folder, PLOT_FILES, "the plots of a report") as target:
             if alone:
                 drawn = [
                     Drawn(key, draw(report.runs[0]), text) for key, (draw, text) in plots_of(report.runs[0]).items()
@@ -224,11 +222,8 @@ def write(report: Report, path: Path, *, title: str = "", progress: Progress | N
             else:
                 name = title or f"kvsim report on {len(report.points)} configurations"
                 _save(write_page(report, partial, name), target, progress)
-        partial.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot write the report: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return folder
 
 

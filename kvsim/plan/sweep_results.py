@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 from kvsim.errors import UserError
 from kvsim.plan.outcome import Outcome
 from kvsim.results.compare import metrics_of
+from kvsim.results.whole_folder import whole_file
 
 PARQUET, CSV = "results.parquet", "results.csv"
 RESULTS = (PARQUET, CSV)
@@ -56,13 +56,11 @@ def write_results(table: pd.DataFrame, folder: Path) -> None:
         UserError: the folder cannot be written.
     """
     try:
-        partial = folder / f".{PARQUET}.partial-{os.getpid()}"
         arrow = pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None)
-        pq.write_table(arrow, partial, compression="zstd", version="2.6", store_schema=False)
-        partial.replace(folder / PARQUET)
-        partial = folder / f".{CSV}.partial-{os.getpid()}"
-        table.to_csv(partial, index=False, lineterminator="\n")
-        partial.replace(folder / CSV)
+        with whole_file(folder / PARQUET) as partial:
+            pq.write_table(arrow, partial, compression="zstd", version="2.6", store_schema=False)
+        with whole_file(folder / CSV) as partial:
+            table.to_csv(partial, index=False, lineterminator="\n")
     except OSError as error:
         raise UserError(f"{folder}: cannot write the results: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""A folder of results that appears whole or not at all, and replaces only an earlier one of its kind."""
+"""A folder of results that appears whole or not at all, and replaces only an earlier one of its kind; and a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvsim.errors import UserError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside the final one, whose file takes its place when the block ends well.
+
+    Args:
+        path: the final one, in a folder that is there.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager
