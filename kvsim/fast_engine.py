@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import Any
 
 import simpy
 
@@ -15,122 +15,9 @@ from kvsim.connectors.mooncake_store import StoreMeta
 from kvsim.connectors.mooncake_store_runs import RunMooncakeStoreWorker, RunSaveJob
 from kvsim.engine import Engine, batch_of
 from kvsim.request import Request
-
-
-class WindowTime(Protocol):
-    """A step-time model that knows sums (see `kvsim.steptime.base.StepTimeModel`)."""
-
-    @property
-    def contexts_add_up(self) -> bool:
-        """Whether of all decoding contexts only their number and sum matter."""
-        ...
-
-    def step_ns(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
-        """Time of one step."""
-        ...
-
-    def window_ns(self, decode: Sequence[int], k: int) -> int:
-        """Time of k decode steps."""
-        ...
-
+from kvsim.window import ChunkWindow, SlowedWindow, Window, WindowTime
 
 MIN_CHUNKS = 2  # of a prompt; a window of so few takes as long as deciding them
-LONGEST_SLOWED = 64  # steps; while copies slow them down they are added up one by one
-
-
-class _Window:
-    """Quiet steps under way: how long they take, and when each of them ends.
-
-    Args:
-        model: of the GPU alone.
-        decode: contexts of the first step.
-        speed_ppm: of forward passes now; if it changes, so must the window.
-        held_up_ns: before each but the first, for its decisions.
-    """
-
-    def __init__(
-        self,
-        model: WindowTime,
-        decode: Sequence[int],
-        started_ns: int,
-        steps: int,
-        speed_ppm: int,
-        held_up_ns: int = 0,
-    ) -> None:
-        self.started_ns, self._speed_ppm, self.held_up_ns = started_ns, speed_ppm, held_up_ns
-        self.fills: simpy.Event | None = None  # the next step in which somebody fills a block that is to be saved
-        self._is_slowed = speed_ppm != FULL_PPM
-        self.last = min(steps, LONGEST_SLOWED) if self._is_slowed else steps  # number of its last step, from 1 on
-        self.stores_matter = True  # whether the end of a store ends it
-        self.wake: simpy.Event | None = None  # the next one
-        self.is_handed_over = False  # its last step is timed by the compute stream
-        self._model, self._decode = model, decode
-        self._works: dict[int, int] = {0: 0}
-        self._slowed = [0]  # spans
-
-    def work_ns(self, steps: int) -> int:
-        """Time of the first so many steps on a GPU that nothing slows down."""
-        work = self._works.get(steps)
-        if work is None:
-            work = self._works[steps] = self._model.window_ns(self._decode, steps)
-        return work
-
-    def span_ns(self, steps: int) -> int:
-        """Time of the first so many steps."""
-        if not self._is_slowed:
-            return self.work_ns(steps) + (steps - 1) * self.held_up_ns if steps else 0
-        spans = self._slowed
-        while len(spans) <= steps:
-            step = len(spans)
-            work = self.work_ns(step) - self.work_ns(step - 1)
-            spans.append(spans[-1] + -(-work * FULL_PPM // self._speed_ppm))
-        return spans[steps]
-
-    def decided_ns(self, step: int) -> int:
-        """When a step's decisions were made; not of the first."""
-        return self.started_ns + self.span_ns(step - 1)
-
-    def lost_ns(self, first: int, last: int) -> int:
-        """Time by which steps ``first .. last`` take longer than alone."""
-        if not self._is_slowed:
-            return 0
-        work = self.work_ns(last) - self.work_ns(first - 1)
-        return self.span_ns(last) - self.span_ns(first - 1) - work
-
-    def step_at(self, now_ns: int, first: int) -> int:
-        """The step that is under way at an instant, from ``first`` on; at the end of a step: that one."""
-        elapsed = now_ns - self.started_ns
-        low, high = first, self.last
-        while low < high:
-            middle = low if self._is_slowed else (low + high) // 2
-            if self.span_ns(middle) >= elapsed:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-
-class _ChunkWindow(_Window):
-    """Steps that each compute a chunk of one prompt, and a token of each decoding request.
-
-    Args:
-        tokens: of a chunk.
-        before: of the prompt that are computed before the first step.
-    """
-
-    def __init__(
-        self, model: WindowTime, decode: Sequence[int], started_ns: int, steps: int, tokens: int, before: int
-    ) -> None:
-        super().__init__(model, decode, started_ns, steps, FULL_PPM)
-        self._tokens, self._before, self._sums = tokens, before, [0]
-
-    def work_ns(self, steps: int) -> int:
-        sums, tokens = self._sums, self._tokens
-        while len(sums) <= steps:
-            passed = len(sums) - 1
-            decode = [context + passed for context in self._decode]
-            sums.append(sums[-1] + self._model.step_ns([(tokens, self._before + passed * tokens)], decode))
-        return sums[steps]
 
 
 class FastEngine(Engine):
@@ -158,7 +45,7 @@ class FastEngine(Engine):
     ) -> None:
         super().__init__(env, scheduler, step_time, worker, **options)
         self._window_time, self._is_disturbed = step_time, is_disturbed
-        self._window: _Window | None = None
+        self._window: Window | None = None
         self._under_way = 0  # number of the step in the window that is under way, as far as the scheduler knows
         self._is_between = False  # this one has ended, and at this instant nothing has been decided yet
         self.num_decisions = 0
@@ -258,7 +145,7 @@ class FastEngine(Engine):
             self._observer.on_slowdown(lost_ns)
         self._is_alone = not window.is_handed_over
 
-    def _die_in(self, window: _Window) -> None:
+    def _die_in(self, window: Window) -> None:
         now = self.env.now
         self._go_on(window, max(window.step_at(now, self._under_way), 1))
         step = self._under_way
@@ -270,7 +157,7 @@ class FastEngine(Engine):
             self._wake_at(window, step)  # the GPU completes its step, for nobody
 
     # -- a window with a shared store
-    def _begin_with_store(self, window: _Window, worker: RunMooncakeStoreWorker) -> None:
+    def _begin_with_store(self, window: Window, worker: RunMooncakeStoreWorker) -> None:
         store = self.scheduler.store
         assert store is not None
         if window.held_up_ns:
@@ -278,7 +165,7 @@ class FastEngine(Engine):
         if store.saves_decoded:
             self._fill_from(window, worker, 2, self.scheduler.cohort.steps)
 
-    def _end_with_store(self, window: _Window) -> None:
+    def _end_with_store(self, window: Window) -> None:
         store = self.scheduler.store
         assert store is not None
         store.lookup.end_repeating()
@@ -295,7 +182,7 @@ class FastEngine(Engine):
         self._catch_up()
         self.notify()
 
-    def _fill_from(self, window: _Window, worker: RunMooncakeStoreWorker, step: int, steps_before: int) -> None:
+    def _fill_from(self, window: Window, worker: RunMooncakeStoreWorker, step: int, steps_before: int) -> None:
         """Wait for the first step from this one on in which somebody fills a block: its save is posted then."""
         cohort, passed = self.scheduler.cohort, self.scheduler.cohort.steps - steps_before
         step = cohort.fills_next(step - passed) + passed
@@ -308,7 +195,7 @@ class FastEngine(Engine):
         assert event.callbacks is not None
         event.callbacks.append(lambda _event: self._fill(window, worker, step, steps_before))
 
-    def _fill(self, window: _Window, worker: RunMooncakeStoreWorker, step: int, steps_before: int) -> None:
+    def _fill(self, window: Window, worker: RunMooncakeStoreWorker, step: int, steps_before: int) -> None:
         store = self.scheduler.store
         if self._window is not window or step > window.last or store is None:
             return
@@ -318,22 +205,25 @@ class FastEngine(Engine):
         worker.launched(window.work_ns(step) - window.work_ns(step - 1))
         self._fill_from(window, worker, step + 1, steps_before)
 
-    def _find_window(self, output: SchedulerOutput) -> _Window | None:
+    def _find_window(self, output: SchedulerOutput) -> Window | None:
         """The steps like this one that will follow it, if there will be any."""
         scheduler, scheduled, now = self.scheduler, output.num_scheduled_tokens, self.env.now
-        window: _Window | None = None
+        window: Window | None = None
         if not scheduled:
             if output.num_decoding and self._is_calm() and (steps := scheduler.num_quiet_steps(output)) > 1:
                 decode = self._decode_contexts(output, [])
                 speed, held_up_ns = self.compute.speed_ppm, 0
                 if scheduler.store is not None:
                     held_up_ns = sum(took_ns for *_, took_ns in scheduler.store.lookup.asked)
-                window = _Window(self._window_time, decode, now, steps, speed, held_up_ns)
+                if speed == FULL_PPM:
+                    window = Window(self._window_time, decode, now, steps, held_up_ns)
+                else:
+                    window = SlowedWindow(self._window_time, decode, now, steps, speed)
                 window.stores_matter = scheduler.stores_matter()
         elif self.worker is None and len(scheduled) == 1 and (steps := scheduler.num_alike_chunks(output)) > MIN_CHUNKS:
             ((request, tokens),) = scheduled.items()
             decode, before = self._decode_contexts(output, []), request.num_computed_tokens - tokens
-            window = _ChunkWindow(self._window_time, decode, now, steps, tokens, before)
+            window = ChunkWindow(self._window_time, decode, now, steps, tokens, before)
         return window
 
     def _is_calm(self) -> bool:
@@ -361,7 +251,7 @@ class FastEngine(Engine):
         assert ended.callbacks is not None
         ended.callbacks.append(lambda _event: self._on_wake(window))
 
-    def _pass(self, window: _Window) -> Generator[simpy.Event, Any, bool]:
+    def _pass(self, window: Window) -> Generator[simpy.Event, Any, bool]:
         """Let the steps pass; behind it, the last one's end has come, and its output is still to be taken.
 
         Returns:
@@ -391,12 +281,12 @@ class FastEngine(Engine):
             self._under_way += 1
             observer.on_quiet_steps(1, window.work_ns(stop + 1) - window.work_ns(stop))
 
-    def _tell_lost(self, window: _Window, first: int, last: int) -> None:
+    def _tell_lost(self, window: Window, first: int, last: int) -> None:
         lost_ns = window.lost_ns(first, last)
         if lost_ns:
             self._observer.on_slowdown(lost_ns)
 
-    def _go_on(self, window: _Window, step: int) -> None:
+    def _go_on(self, window: Window, step: int) -> None:
         """Bring the scheduler to the step that is under way now."""
         more = step - self._under_way
         if more:
@@ -405,19 +295,19 @@ class FastEngine(Engine):
             self._tell_lost(window, self._under_way, step - 1)
             self._under_way = step
 
-    def _wait_until(self, window: _Window, step: int) -> Generator[simpy.Event, Any, None]:
+    def _wait_until(self, window: Window, step: int) -> Generator[simpy.Event, Any, None]:
         """Wait for the end of a step, or of an earlier one with which the window has come to end."""
         self._passed = self.env.event()
         self._wake_at(window, step)
         yield self._passed
 
-    def _wake_at(self, window: _Window, step: int) -> None:
+    def _wake_at(self, window: Window, step: int) -> None:
         if window.wake is not None:
             self.env.cancel(window.wake)
         wake = window.wake = self.env.at(window.started_ns + window.span_ns(step) - self.env.now, self._ends)
         assert wake.callbacks is not None
         wake.callbacks.append(lambda _event: self._on_wake(window))
 
-    def _on_wake(self, window: _Window) -> None:
+    def _on_wake(self, window: Window) -> None:
         if self._window is window:
             self._passed.succeed()

@@ -69,3 +69,7 @@ class StepTimeModel(Protocol):
             Exactly ``sum(step_ns([], [c + i for c in decode]) for i in range(k))``.
         """
         ...
+
+    def steps_ns(self, decode: Sequence[int], k: int) -> list[int]:
+        """Time of each of these steps; their sum is :meth:`window_ns`."""
+        ...

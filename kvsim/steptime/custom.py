@@ -35,4 +35,8 @@ class CustomStep:
 
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
-        return sum(self.step_ns((), [context + i for context in decode]) for i in range(k))
+        return sum(self.steps_ns(decode, k))
+
+    def steps_ns(self, decode: Sequence[int], k: int) -> list[int]:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        return [self.step_ns((), [context + i for context in decode]) for i in range(k)]

@@ -33,3 +33,8 @@ class WithDrafting:
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         return self.model.window_ns(decode, k) + k * self.draft_ns if decode else 0
+
+    def steps_ns(self, decode: Sequence[int], k: int) -> list[int]:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        draft_ns = self.draft_ns if decode else 0
+        return [step_ns + draft_ns for step_ns in self.model.steps_ns(decode, k)]

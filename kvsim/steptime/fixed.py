@@ -35,3 +35,7 @@ class FixedStep:
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See :class:`~kvsim.steptime.base.StepTimeModel`."""
         return k * self.step_ns((), decode)
+
+    def steps_ns(self, decode: Sequence[int], k: int) -> list[int]:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        return [self.step_ns((), decode)] * k

@@ -38,3 +38,8 @@ class PiecewiseDecode:
     def window_ns(self, decode: Sequence[int], k: int) -> int:
         """See `StepTimeModel`."""
         return self._model.window_ns(decode, k) + (k * self._extra_ns if decode else 0)
+
+    def steps_ns(self, decode: Sequence[int], k: int) -> list[int]:
+        """See `StepTimeModel`."""
+        extra_ns = self._extra_ns if decode else 0
+        return [step_ns + extra_ns for step_ns in self._model.steps_ns(decode, k)]

@@ -130,6 +130,14 @@ class Roofline:
             slope -= rate
         return total + _sum_of_line(start, slope, k - at)
 
+    def steps_ns(self, decode: Sequence[int], k: int) -> list[int]:
+        """See :class:`~kvsim.steptime.base.StepTimeModel`."""
+        rows = len(decode)
+        if self._window_rates or not rows:
+            return [self.step_ns((), [context + i for context in decode]) for i in range(k)]
+        start, slope = self._base(rows) + self._attention(decode), self._full_rate * rows
+        return [(start + slope * i) >> _SHIFT for i in range(k)]
+
     # ---- parts, in fixed point
 
     def _attention(self, decode: Sequence[int]) -> int:
