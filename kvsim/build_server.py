@@ -104,7 +104,12 @@ class Server:
         self.host_memory = host_memory_of(plan) if node is None else node.host_memory
         # Tiers wake an engine that is built on them.
         self.tiers: Sequence[BuiltTier] = build_tiers(
-            clock, plan, on_change=self._notify, on_blocked=self._hold_up, memory=self.host_memory
+            clock,
+            plan,
+            on_change=self._notify,
+            on_written=self._on_written,
+            on_blocked=self._hold_up,
+            memory=self.host_memory,
         )
         record.tiers = [tier.totals for tier in self.tiers] + ([] if store is None else [store.tier.totals])
         config = plan.config
@@ -241,6 +246,9 @@ class Server:
 
     def _notify(self) -> None:
         self._engine.notify()
+
+    def _on_written(self) -> None:
+        self._engine.on_written()
 
     def _hold_up(self, duration_ns: int) -> None:
         self._engine.hold_up(duration_ns)

@@ -50,6 +50,7 @@ def build_tiers(
     env: Clock,
     plan: Plan,
     on_change: Callable[[], None],
+    on_written: Callable[[], None],
     on_blocked: Callable[[int], None],
     memory: HostMemory | None = None,
 ) -> list[BuiltTier]:
@@ -59,12 +60,13 @@ def build_tiers(
         env: the plan's clock.
         plan: says which tiers.
         on_change: called whenever one of them has something new.
+        on_written: instead, if all that is new has been written.
         on_blocked: told of time (ns) that a lookup holds the scheduler up.
         memory: host memory, which they share with the copies to and from the GPU.
     """
     for part in plan.parts:
         if has_tiers(part):
-            return build_tiers(env, part, on_change, on_blocked, memory)
+            return build_tiers(env, part, on_change, on_written, on_blocked, memory)
     connector = plan.config.connector
     if not isinstance(connector, OffloadingConnectorConfig):
         return []
@@ -81,7 +83,7 @@ def build_tiers(
             tiers.append(OwnTier(env, tier, TierTotals(name, config.kind, "its own", chunk_bytes), chunk_bytes))
             continue
         assert storage is not None
-        tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_blocked, memory))
+        tiers.append(_storage_tier(env, plan, name, config, storage, on_change, on_written, on_blocked, memory))
     return tiers
 
 
@@ -92,6 +94,7 @@ def _storage_tier(
     config: FsTierConfig | ObjTierConfig,
     storage: StorageProfile,
     on_change: Callable[[], None],
+    on_written: Callable[[], None],
     on_blocked: Callable[[int], None],
     memory: HostMemory | None,
 ) -> StorageTier:
@@ -106,7 +109,7 @@ def _storage_tier(
     evicts = config.eviction == "lru"
     return (RunStorageTier if plan.fast else StorageTier)(
         env,
-        StorageDevice(env, _costs(config, storage), on_change, memory),
+        StorageDevice(env, _costs(config, storage), on_change, memory, on_written),
         pool,
         RunFiles(most, evict=evicts) if plan.fast else Files(most, evict=evicts),
         TierTotals(name, config.kind, storage.device, chunk_bytes, capacity_chunks=most or 0),
@@ -116,6 +119,7 @@ def _storage_tier(
         lookup_ns=storage.lookup_ns,
         in_background=plan.release.background_lookups,
         on_change=on_change,
+        on_written=on_written,
         on_blocked=on_blocked,
         publishes=config.enable_kv_events,
     )

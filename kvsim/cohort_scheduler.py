@@ -372,6 +372,15 @@ class CohortScheduler(Scheduler):
             return True
         return self.connector is not None and not self.connector.stores_end_quietly
 
+    def writes_matter(self) -> bool:
+        """The same of the end of a write to a tier behind it, which makes chunks evictable.
+
+        That is of no use to who is looked up, hears the same again, and would bring nothing in.
+        """
+        memory, connector = self._memory, self.connector
+        is_known = not self._looked_up or (memory is not None and memory.is_settled())
+        return bool(self._offering) or not is_known or (connector is not None and not connector.writes_end_quietly)
+
     def go_on(self, steps: int, decided_ns: int) -> None:
         """The step under way and those behind it are over, and so many steps later one like it is under way.
 

@@ -141,6 +141,10 @@ class Engine:
             self._wake.succeed()
             self._wake = None
 
+    def on_written(self) -> None:
+        """Something has been written to a tier."""
+        self.notify()
+
     def hold_up(self, duration_ns: int) -> None:
         """The scheduler waits so long for somebody before it can go on with this step."""
         self._blocked_ns += duration_ns

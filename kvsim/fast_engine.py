@@ -66,6 +66,11 @@ class FastEngine(Engine):
         if self._window is None or job.held is not None:
             self.notify()
 
+    def on_written(self) -> None:
+        """See `Engine`; of writes that nobody waits for, quiet steps need not hear."""
+        if self._window is None or self._window.writes_matter:
+            self.notify()
+
     def on_copies_done(self) -> None:
         """Copies to or from the GPU have ended. Of stores that nobody waits for, quiet steps need not hear."""
         window, worker = self._window, self.worker
@@ -219,7 +224,7 @@ class FastEngine(Engine):
                     window = Window(self._window_time, decode, now, steps, held_up_ns)
                 else:
                     window = SlowedWindow(self._window_time, decode, now, steps, speed)
-                window.stores_matter = scheduler.stores_matter()
+                window.stores_matter, window.writes_matter = scheduler.stores_matter(), scheduler.writes_matter()
         elif self.worker is None and len(scheduled) == 1 and (steps := scheduler.num_alike_chunks(output)) > MIN_CHUNKS:
             ((request, tokens),) = scheduled.items()
             decode, before = self._decode_contexts(output, []), request.num_computed_tokens - tokens

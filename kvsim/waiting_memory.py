@@ -150,6 +150,10 @@ class WaitingMemory:
             return None
         return self._looked_up
 
+    def is_settled(self) -> bool:
+        """Whether the next scan's outcome is known as long as nothing changes."""
+        return self._is_idle and self._scanned == self._version()
+
     def begin_scan(self) -> None:
         """All that wait are going to be looked at."""
         if self._num_watched > MOST_WATCHED:

@@ -53,6 +53,7 @@ class Window:
         self.last = steps  # number of its last step, from 1 on
         self.fills: simpy.Event | None = None  # the next step in which somebody fills a block that is to be saved
         self.stores_matter = True  # whether the end of a store ends it
+        self.writes_matter = True  # whether the end of a write to a tier does
         self.wake: simpy.Event | None = None  # the next one
         self.is_handed_over = False  # its last step is timed by the compute stream
         self._model, self._decode = model, decode

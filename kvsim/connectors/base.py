@@ -200,6 +200,7 @@ class KVConnector(ABC):
     lookups_are_pure = False  # asking again for a request that found no room changes nothing
     restless = False  # may go on copying for ever although no request moves
     stores_end_quietly = False  # the report of a store changes nothing but what lookups and stores find
+    writes_end_quietly = False  # nor does that of a write to a tier
     num_load_jobs = 0  # copies planned so far
     num_store_jobs = 0
     store_use: StoreUse | None = None  # which stores have been worth it; None = not counted

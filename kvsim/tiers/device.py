@@ -66,9 +66,10 @@ class _Kind:
     `WHOLE`.
     """
 
-    __slots__ = ("cap", "chunk_bytes", "chunk_work", "part", "rate", "served", "streams")
+    __slots__ = ("cap", "chunk_bytes", "chunk_work", "direction", "part", "rate", "served", "streams")
 
-    def __init__(self, chunk_bytes: int, cost: IoCost) -> None:
+    def __init__(self, direction: IoDirection, chunk_bytes: int, cost: IoCost) -> None:
+        self.direction = direction
         device_ns = cost.device_ns(chunk_bytes)
         self.chunk_bytes, self.chunk_work = chunk_bytes, device_ns * WHOLE
         self.cap = max(self.chunk_work // cost.alone_ns(chunk_bytes), 1)
@@ -98,6 +99,7 @@ class StorageDevice:
         costs: of a chunk, per direction.
         on_change: called at each instant at which streams have finished, after their own callbacks.
         memory: host memory, through which every byte goes once; all streams are slowed alike where it is short.
+        on_written: called instead where only writes have; None = so is on_change.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class StorageDevice:
         costs: dict[IoDirection, IoCost],
         on_change: Callable[[], None],
         memory: HostMemory | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> None:
-        self._env, self._costs, self._on_change = env, costs, on_change
+        self._env, self._costs = env, costs
+        self._on_change, self._on_written = on_change, on_written or on_change
         self._memory = memory or HostMemory(None)
         self._memory_user = self._memory.join(self._advance, self._wake_at_next_end)
         self._kinds: dict[tuple[IoDirection, int], _Kind] = {}
@@ -121,7 +125,7 @@ class StorageDevice:
         """One stream more, from now on; ``on_done`` is called when its last chunk has been moved."""
         kind = self._kinds.get((direction, chunk_bytes))
         if kind is None:
-            kind = self._kinds[direction, chunk_bytes] = _Kind(chunk_bytes, self._costs[direction])
+            kind = self._kinds[direction, chunk_bytes] = _Kind(direction, chunk_bytes, self._costs[direction])
             self._by_cap = sorted(self._kinds.values(), key=attrgetter("cap"))
         self._advance()
         stream = Stream(kind, num_chunks, self._num_streams, on_done)
@@ -181,4 +185,5 @@ class StorageDevice:
         self._share()
         for stream in sorted(done, key=attrgetter("number")):
             stream.on_done()
-        self._on_change()
+        only_written = done and all(stream.kind.direction == "write" for stream in done)
+        (self._on_written if only_written else self._on_change)()

@@ -69,6 +69,7 @@ class StorageTier:
         in_background: whether a thread of its own does the lookups, one batch for each step. If not, every lookup is
             answered at once and holds the scheduler up.
         on_change: called whenever there may be something new to poll or to look up.
+        on_written: called instead when a store has ended; None = so is on_change.
         on_blocked: told for how long (ns) a lookup holds the scheduler up.
         publishes: whether it has KV events (vLLM: a tier's enable_kv_events).
 
@@ -92,12 +93,14 @@ class StorageTier:
         in_background: bool,
         on_change: Callable[[], None],
         on_blocked: Callable[[int], None],
+        on_written: Callable[[], None] | None = None,
         publishes: bool = False,
     ) -> None:
         self.totals, self.files, self.chunk_bytes = totals, files, chunk_bytes
         self.listener: TierListener | None = None
         self._env, self._device, self._pool = env, device, pool
         self._on_change, self._on_blocked = on_change, on_blocked
+        self._on_written = on_written or on_change
         self._tasks_per_job, self._exists_ns, self._lookup_ns = tasks_per_job, exists_ns, lookup_ns
         self._lookup = self.lookup_kind() if in_background else None
         self._batches: deque[Keys] = deque()  # for the background thread, which works on the first
@@ -255,7 +258,7 @@ class StorageTier:
             self._done.append((job.direction, job.keys))
             if self.listener is not None:
                 self.listener.ended(job)
-            self._on_change()
+            (self._on_change if job.direction == "load" else self._on_written)()
         release()
 
     def _after(self, delay_ns: int, action: Callable[[], None]) -> None:
