@@ -377,9 +377,24 @@ class CohortScheduler(Scheduler):
 
         That is of no use to who is looked up, hears the same again, and would bring nothing in.
         """
-        memory, connector = self._memory, self.connector
-        is_known = not self._looked_up or (memory is not None and memory.is_settled())
-        return bool(self._offering) or not is_known or (connector is not None and not connector.writes_end_quietly)
+        return not self.hears_the_same() or (self.connector is not None and not self.connector.writes_end_quietly)
+
+    def hears_the_same(self) -> bool:
+        """Whether the next step's lookups have the answers of this one's, and nothing is offered."""
+        is_known = not self._looked_up or (self._memory is not None and self._memory.is_settled())
+        return is_known and not self._offering
+
+    def takes_reports(self) -> bool:
+        """Whether quiet steps can go on when a store's end has been reported at the end of one of them."""
+        connector = self.connector
+        if connector is None or not (connector.stores_end_quietly or connector.writes_end_quietly):
+            return False
+        return self.hears_the_same()
+
+    def report(self, output: WorkerOutput) -> None:
+        """The worker's report at the end of a quiet step: stores have ended."""
+        assert self.connector is not None
+        self.connector.update_connector_output(output)
 
     def go_on(self, steps: int, decided_ns: int) -> None:
         """The step under way and those behind it are over, and so many steps later one like it is under way.

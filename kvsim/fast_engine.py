@@ -74,8 +74,18 @@ class FastEngine(Engine):
     def on_copies_done(self) -> None:
         """Copies to or from the GPU have ended. Of stores that nobody waits for, quiet steps need not hear."""
         window, worker = self._window, self.worker
-        if window is None or worker is None or window.stores_matter or worker.has_finished_load():  # type: ignore[attr-defined]
+        if window is None or worker is None or worker.has_finished_load():  # type: ignore[attr-defined]
             self.notify()
+        elif window.stores_matter:
+            if window.takes_reports and not self._is_between and not window.is_handed_over:
+                self._report_behind(window)
+            else:
+                self.notify()
+
+    def _report_behind(self, window: Window) -> None:
+        """Behind the step under way the worker is asked what has ended; perhaps quiet steps go on then."""
+        step = window.report_at = window.step_at(self.env.now, self._under_way)
+        self._wake_at(window, step)
 
     def notify(self) -> None:
         """See `Engine`; a stretch of quiet steps ends with the one that is under way."""
@@ -225,6 +235,7 @@ class FastEngine(Engine):
                 else:
                     window = SlowedWindow(self._window_time, decode, now, steps, speed)
                 window.stores_matter, window.writes_matter = scheduler.stores_matter(), scheduler.writes_matter()
+                window.takes_reports = scheduler.takes_reports()
         elif self.worker is None and len(scheduled) == 1 and (steps := scheduler.num_alike_chunks(output)) > MIN_CHUNKS:
             ((request, tokens),) = scheduled.items()
             decode, before = self._decode_contexts(output, []), request.num_computed_tokens - tokens
@@ -269,12 +280,15 @@ class FastEngine(Engine):
             if wanted_ns < window.started_ns + window.span_ns(stop):
                 stop = window.step_at(max(wanted_ns, self.env.now), self._under_way)
             yield from self._wait_until(window, stop)
-            stop = min(stop, window.last)
+            report_at, window.report_at = window.report_at, None
+            stop = min(stop, window.last) if report_at is None else min(report_at, window.last)
             self._go_on(window, stop)
             if stop == window.last:
                 return False
             self._tell_lost(window, stop, stop)
             with self.scheduler.step_over():
+                if report_at is not None:
+                    self.scheduler.report(self.worker.get_finished())
                 observer.on_quiet_state()
             if self.env.peek() <= self.env.now:  # others at this instant, who may have something for the next step
                 self._is_between = True
@@ -282,6 +296,9 @@ class FastEngine(Engine):
                 self._is_between = False
                 if stop == window.last:
                     return True
+            if report_at is not None and not self.scheduler.hears_the_same():
+                window.last = stop
+                return True
             self.scheduler.go_on(1, self.env.now)
             self._under_way += 1
             observer.on_quiet_steps(1, window.work_ns(stop + 1) - window.work_ns(stop))

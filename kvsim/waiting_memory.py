@@ -146,13 +146,13 @@ class WaitingMemory:
             return None
         if self._looked_up:
             self._connector.refresh()
-        if self._scanned != self._version() or (self._refused is not None and not self._holds(self._refused)):
-            return None
-        return self._looked_up
+        return self._looked_up if self.is_settled() else None
 
     def is_settled(self) -> bool:
         """Whether the next scan's outcome is known as long as nothing changes."""
-        return self._is_idle and self._scanned == self._version()
+        if not self._is_idle or self._scanned != self._version():
+            return False
+        return self._refused is None or self._holds(self._refused)
 
     def begin_scan(self) -> None:
         """All that wait are going to be looked at."""
