@@ -287,7 +287,7 @@ class FastEngine(Engine):
                 return False
             self._tell_lost(window, stop, stop)
             with self.scheduler.step_over():
-                if report_at is not None:
+                if report_at is not None and self.worker is not None:
                     self.scheduler.report(self.worker.get_finished())
                 observer.on_quiet_state()
             if self.env.peek() <= self.env.now:  # others at this instant, who may have something for the next step
