@@ -302,7 +302,7 @@ class EngineBuilder:
                 observer=books,
                 compute=self._compute,
                 turn=self._turn,
-                is_disturbed=lambda: any(link.slows_compute for link in self._links),
+                is_disturbed=lambda: any([link.num_slowing for link in self._links]),
             )
         if launches is None:
             return Engine(

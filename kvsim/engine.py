@@ -172,15 +172,16 @@ class Engine:
                 yield self.env.at(0, self._decides)
             if self._lockstep is not None:
                 yield from self._lockstep.turn()
-            steps = steps + 1 if self.env.now == instant else 0
-            instant = self.env.now
+            now = self.env.now
+            steps, instant = steps + 1 if now == instant else 0, now
             if steps > MAX_STEPS_AT_AN_INSTANT:
                 raise NoProgressError(_no_progress(self.scheduler, instant))
             if self._aborts or self._over:
                 self._take_aborts()
-            if self.scheduler.has_unfinished():
+            has_unfinished = self.scheduler.has_unfinished()
+            if has_unfinished:
                 self._idle_steps = 0
-            if self._has_work():
+            if has_unfinished or self._has_work():
                 self._idle_steps += 1
                 yield from self._step()
             else:

@@ -332,4 +332,4 @@ class FastEngine(Engine):
 
     def _on_wake(self, window: Window) -> None:
         if self._window is window:
-            self._passed.succeed()
+            self.env.fire(self._passed)

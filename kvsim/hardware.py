@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from kvsim.clock import Clock
-from kvsim.host_memory import HostMemory, MemoryUser
+from kvsim.host_memory import HostMemory
 
 LinkDirection = Literal["h2d", "d2h"]
 
@@ -34,6 +34,9 @@ class CopyCost(NamedTuple):
     def host_bytes_per_s(self) -> int:
         """Host memory bandwidth that the copy takes when it runs alone."""
         return self.host_bytes * NS // self.solo_ns if self.solo_ns else 0
+
+
+NO_COPY = CopyCost(0)
 
 
 class Transfer:
@@ -69,6 +72,9 @@ class DuplexLink:
             of an undisturbed one, whenever it changes.
         memory: host memory, if it has a limit.
         ranks: links that this one stands for.
+
+    Attributes:
+        num_slowing: copies that are queued and slow forward passes down while they run.
     """
 
     def __init__(
@@ -84,10 +90,12 @@ class DuplexLink:
         self.listener: Callable[[LinkDirection, Transfer], None] | None = None  # hears of each copy that is over
         self._slowdown_ppm = SOLO_PPM
         self._memory = memory = memory or HostMemory(None)
-        self._users: dict[LinkDirection, MemoryUser] = {
-            direction: memory.join(self._advance, self._wake_at_next_finish, ranks) for direction in ("h2d", "d2h")
-        }
-        self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": deque(), "d2h": deque()}
+        self._h2d_user, self._d2h_user = (memory.join(self._advance, self._wake_at_next_finish, ranks) for _ in "><")
+        self._h2d: deque[Transfer] = deque()
+        self._d2h: deque[Transfer] = deque()
+        self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": self._h2d, "d2h": self._d2h}
+        self._h2d_speed = self._d2h_speed = self._h2d_rate = self._d2h_rate = SOLO_PPM
+        self.num_slowing = 0
         self._updated_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
         self.bytes: dict[LinkDirection, int] = {"h2d": 0, "d2h": 0}  # of finished transfers
@@ -96,6 +104,8 @@ class DuplexLink:
     def submit(self, direction: LinkDirection, cost: CopyCost, num_bytes: int) -> Transfer:
         """Queue a copy behind those of its direction."""
         transfer = Transfer(cost, num_bytes, self._env.now)
+        if cost.slowdown_ppm != SOLO_PPM:
+            self.num_slowing += 1
         queue = self._queues[direction]
         if queue:
             queue.append(transfer)  # nothing changes before its turn comes
@@ -113,6 +123,7 @@ class DuplexLink:
                 for transfer in queue:
                     self.listener(direction, transfer)
             queue.clear()
+        self.num_slowing = 0
         self._heads_changed()
 
     def busy_ns(self, direction: LinkDirection) -> int:
@@ -123,31 +134,19 @@ class DuplexLink:
     @property
     def is_idle(self) -> bool:
         """Nothing queued in either direction."""
-        return not self._queues["h2d"] and not self._queues["d2h"]
-
-    @property
-    def slows_compute(self) -> bool:
-        """Whether copies are queued that slow forward passes down while they run."""
-        return any(copy.cost.slowdown_ppm != SOLO_PPM for queue in self._queues.values() for copy in queue)
-
-    def _speed(self, direction: LinkDirection) -> int:
-        """Speed that the link gives the copy at the head of a direction, in parts per million."""
-        other: LinkDirection = "d2h" if direction == "h2d" else "h2d"
-        return self._queues[direction][0].cost.shared_ppm if self._queues[other] else SOLO_PPM
-
-    def _rate(self, direction: LinkDirection) -> int:
-        """What host memory leaves of that speed."""
-        return max(1, self._speed(direction) * self._users[direction].share_ppm // SOLO_PPM)
+        return not self._h2d and not self._d2h
 
     def _advance(self) -> None:
         """Bring the heads of both queues up to now, at the rates that held since the last change."""
         now = self._env.now
         elapsed = now - self._updated_ns
         if elapsed:
-            for direction, queue in self._queues.items():
-                if queue:
-                    queue[0].work -= elapsed * self._rate(direction)
-                    self._busy_ns[direction] += elapsed
+            if self._h2d:
+                self._h2d[0].work -= elapsed * self._h2d_rate
+                self._busy_ns["h2d"] += elapsed
+            if self._d2h:
+                self._d2h[0].work -= elapsed * self._d2h_rate
+                self._busy_ns["d2h"] += elapsed
             self._updated_ns = now
 
     def _retire(self) -> bool:
@@ -157,6 +156,8 @@ class DuplexLink:
                 transfer = queue.popleft()
                 transfer.finished_ns = self._env.now
                 self.bytes[direction] += transfer.num_bytes
+                if transfer.cost.slowdown_ppm != SOLO_PPM:
+                    self.num_slowing -= 1
                 if self.listener is not None:
                     self.listener(direction, transfer)
                 retired = True
@@ -164,25 +165,34 @@ class DuplexLink:
 
     def _heads_changed(self) -> None:
         """Other copies than before are at the heads of the queues: see what follows."""
-        heads = {direction: queue[0] for direction, queue in self._queues.items() if queue}
-        self._memory.demand(
-            {
-                user: heads[direction].cost.host_bytes_per_s * self._speed(direction) // SOLO_PPM
-                if direction in heads
-                else 0
-                for direction, user in self._users.items()
-            }
-        )
+        h2d, d2h = self._h2d, self._d2h
+        into, out = h2d[0].cost if h2d else NO_COPY, d2h[0].cost if d2h else NO_COPY
+        # Speeds that the link gives them, in parts per million.
+        self._h2d_speed, self._d2h_speed = (into.shared_ppm, out.shared_ppm) if h2d and d2h else (SOLO_PPM, SOLO_PPM)
+        if self._memory.bytes_per_s is not None:
+            self._memory.demand(
+                {
+                    self._h2d_user: into.host_bytes_per_s * self._h2d_speed // SOLO_PPM,
+                    self._d2h_user: out.host_bytes_per_s * self._d2h_speed // SOLO_PPM,
+                }
+            )
         self._wake_at_next_finish()
-        slowdown = max((head.cost.slowdown_ppm for head in heads.values()), default=SOLO_PPM)
+        slowdown = max(into.slowdown_ppm, out.slowdown_ppm)
         if slowdown != self._slowdown_ppm:
             self._slowdown_ppm = slowdown
             if self.on_slowdown is not None:
                 self.on_slowdown(slowdown)
 
     def _wake_at_next_finish(self) -> None:
+        """From now on they go at what host memory leaves of their speeds."""
         self._plan += 1
-        delays = [-(-queue[0].work // self._rate(direction)) for direction, queue in self._queues.items() if queue]
+        delays: list[int] = []
+        if self._h2d:
+            self._h2d_rate = max(1, self._h2d_speed * self._h2d_user.share_ppm // SOLO_PPM)
+            delays.append(-(-self._h2d[0].work // self._h2d_rate))
+        if self._d2h:
+            self._d2h_rate = max(1, self._d2h_speed * self._d2h_user.share_ppm // SOLO_PPM)
+            delays.append(-(-self._d2h[0].work // self._d2h_rate))
         if delays:
             plan = self._plan
             timeout = self._env.timeout(max(0, min(delays)))

@@ -42,6 +42,7 @@ class HostMemory:
     def __init__(self, bytes_per_s: int | None) -> None:
         self.bytes_per_s = bytes_per_s
         self._users: list[MemoryUser] = []
+        self._wanted, self._is_short = 0, False
 
     def join(self, settle: Callable[[], None], replan: Callable[[], None], weight: int = 1) -> MemoryUser:
         """A new user, idle so far. ``weight``: it stands for so many equal ones, such as all TP ranks."""
@@ -54,7 +55,11 @@ class HostMemory:
         if self.bytes_per_s is None:
             return
         for user, demand in wanted.items():
+            self._wanted += demand - user.demand_bytes_per_s
             user.demand_bytes_per_s = demand
+        was_short, self._is_short = self._is_short, self._wanted > self.bytes_per_s
+        if not was_short and not self._is_short:  # everybody gets all
+            return
         changed = [(user, share) for user, share in self._fair_shares(self.bytes_per_s) if share != user.share_ppm]
         others = [user for user, _ in changed if user not in wanted]
         for user in others:
@@ -68,7 +73,7 @@ class HostMemory:
         """Fill from the smallest demand (by weight) up: each takes its even part of what is left, or all it wants."""
         shares: list[tuple[MemoryUser, int]] = []
         asking = [user for user in self._users if user.demand_bytes_per_s]
-        if sum(user.demand_bytes_per_s for user in asking) <= left:
+        if not self._is_short:
             return [(user, FULL_PPM) for user in self._users]
         asking.sort(key=lambda user: (user.demand_bytes_per_s // user.weight, user.number))
         weights = sum(user.weight for user in asking)

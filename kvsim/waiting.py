@@ -11,7 +11,13 @@ from kvsim.request import Request, RequestStatus
 
 
 class RequestQueue(ABC):
-    """An ordered queue of requests; `add` puts newcomers, `prepend` those that come back."""
+    """An ordered queue of requests; `add` puts newcomers, `prepend` those that come back.
+
+    Attributes:
+        requests: in order. Not to be changed from outside.
+    """
+
+    requests: deque[Request] | list[Request]
 
     @abstractmethod
     def add(self, request: Request) -> None: ...
@@ -33,76 +39,64 @@ class RequestQueue(ABC):
     def prepend_all(self, skipped: deque[Request]) -> None:
         """Put back what a scan skipped. ``skipped`` was filled from the left: it is in reverse scan order."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.requests)
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[Request]: ...
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
 
 
 class FcfsQueue(RequestQueue):
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
+        self.requests: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
-        self._queue.append(request)
+        self.requests.append(request)
 
     def prepend(self, request: Request) -> None:
-        self._queue.appendleft(request)
+        self.requests.appendleft(request)
 
     def head(self) -> Request:
-        return self._queue[0]
+        return self.requests[0]
 
     def pop_head(self) -> Request:
-        return self._queue.popleft()
+        return self.requests.popleft()
 
     def discard(self, request: Request) -> None:
-        if request in self._queue:
-            self._queue.remove(request)
+        if request in self.requests:
+            self.requests.remove(request)
 
     def prepend_all(self, skipped: deque[Request]) -> None:
-        self._queue.extendleft(skipped)  # reverses again: scan order
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+        self.requests.extendleft(skipped)  # reverses again: scan order
 
 
 class PriorityQueue(RequestQueue):
     """Ordered by (priority, arrival, id); to prepend is an ordinary insertion."""
 
     def __init__(self) -> None:
-        self._queue: list[Request] = []
+        self.requests: list[Request] = []
 
     def add(self, request: Request) -> None:
-        insort(self._queue, request)
+        insort(self.requests, request)
 
     def prepend(self, request: Request) -> None:
-        insort(self._queue, request)
+        insort(self.requests, request)
 
     def head(self) -> Request:
-        return self._queue[0]
+        return self.requests[0]
 
     def pop_head(self) -> Request:
-        return self._queue.pop(0)
+        return self.requests.pop(0)
 
     def discard(self, request: Request) -> None:
-        if request in self._queue:
-            self._queue.remove(request)
+        if request in self.requests:
+            self.requests.remove(request)
 
     def prepend_all(self, skipped: deque[Request]) -> None:
         for request in skipped:
-            insort(self._queue, request)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+            insort(self.requests, request)
 
 
 class WaitingQueues:
@@ -123,7 +117,7 @@ class WaitingQueues:
         return PriorityQueue() if self.by_priority else FcfsQueue()
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.second)
+        return len(self.waiting.requests) + len(self.second.requests)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.second
@@ -144,7 +138,7 @@ class WaitingQueues:
 
     def select(self) -> RequestQueue | None:
         """The queue whose head is next."""
-        return self.second if len(self.second) else self.waiting if len(self.waiting) else None
+        return self.second if self.second.requests else self.waiting if self.waiting.requests else None
 
     def skip(self, queue: RequestQueue) -> None:
         """The head can't be admitted in this step, but those behind it may."""
