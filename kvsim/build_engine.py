@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 from kvsim.async_engine import AsyncEngine
@@ -66,6 +67,8 @@ from kvsim.timeline_recorder import TimelineRecorder
 from kvsim.witness import Witness, WitnessedWorker
 
 OWN_WORKERS = (*REMOTE, "decode_bench")  # connectors that bring their worker side
+
+_NUM_SLOWING = attrgetter("num_slowing")
 
 
 class EngineBuilder:
@@ -302,7 +305,7 @@ class EngineBuilder:
                 observer=books,
                 compute=self._compute,
                 turn=self._turn,
-                is_disturbed=lambda: any([link.num_slowing for link in self._links]),
+                is_disturbed=lambda: any(map(_NUM_SLOWING, self._links)),
             )
         if launches is None:
             return Engine(

@@ -29,7 +29,7 @@ class Clock(simpy.Environment):
         now: the current time.
     """
 
-    now = 0  # type: ignore[assignment]  # a property in SimPy, which is slower to ask
+    now = 0  # a property in SimPy, which is slower to ask
 
     def __init__(self) -> None:
         super().__init__()

@@ -82,7 +82,7 @@ class Cohort:
     def full_blocks(self, *, ahead: int = 0) -> int:
         """Blocks of all members that are computed to the end, so many steps from now."""
         steps, size = self.steps + ahead, self.block_size
-        begun = sum(count * ((phase + steps) % size) for phase, count in enumerate(self._by_phase))
+        begun = sum([count * ((phase + steps) % size) for phase, count in enumerate(self._by_phase) if count])
         return (self.num_computed_tokens + ahead * len(self) - begun) // size
 
     def filling(self, steps: int) -> dict[Request, int]:
@@ -134,6 +134,8 @@ class Cohort:
         """Members that end with the next step, in their order."""
         found: list[Request] = []
         ends, last = self._ends, self.steps + 1
+        if not ends or ends[0][0] > last:
+            return found
         while ends and ends[0][0] <= last:
             _, place, request = heappop(ends)
             if self._places.get(request) == place:

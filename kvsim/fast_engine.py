@@ -45,6 +45,8 @@ class FastEngine(Engine):
     ) -> None:
         super().__init__(env, scheduler, step_time, worker, **options)
         self._window_time, self._is_disturbed = step_time, is_disturbed
+        self._contexts_add_up = step_time.contexts_add_up
+        self._store_worker = worker if isinstance(worker, RunMooncakeStoreWorker) else None
         self._window: Window | None = None
         self._under_way = 0  # number of the step in the window that is under way, as far as the scheduler knows
         self._is_between = False  # this one has ended, and at this instant nothing has been decided yet
@@ -110,7 +112,7 @@ class FastEngine(Engine):
         """
         if not output.num_decoding:
             return own
-        if self._window_time.contexts_add_up:
+        if self._contexts_add_up:
             return [*own, output.decode_contexts, *[0] * (output.num_decoding - 1)]
         return self.scheduler.decode_contexts(output)
 
@@ -121,7 +123,7 @@ class FastEngine(Engine):
     def _forward(self, output: SchedulerOutput) -> Generator[simpy.Event, Any, None]:
         self.num_decisions += 1
         window = self._find_window(output)
-        store = self.worker if isinstance(self.worker, RunMooncakeStoreWorker) else None
+        store = self._store_worker
         if store is not None:
             store.launched(self._forward_ns(output) if window is None else window.work_ns(1))
         if window is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvsim.connectors.offloading_runs import RunOffloadingConnector
 from kvsim.extents.changes import Finding
@@ -53,6 +54,7 @@ class WaitingMemory:
 
     def __init__(self, pool: ExtentPool, connector: RunOffloadingConnector) -> None:
         self._pool, self._connector = pool, connector
+        self._ledger: Any = connector.manager
         self._chunk_changes = connector.lookup_changes
         self._deferred: dict[Request, _Answer] = {}  # told to ask again
         self._refused: _Refused | None = None
@@ -68,7 +70,8 @@ class WaitingMemory:
         return self._pool.changes.total + chunks + self._connector.lookup_version
 
     def _num_effects(self) -> int:
-        return self._connector.num_lookup_effects + self._connector.num_refusals
+        effects: int = self._ledger.num_changes + self._ledger.num_refusals
+        return effects
 
     def _answer(self, request: Request, hit: Segments | None) -> _Answer:
         answer = _Answer(hit, self._connector.lookup_version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,6 +64,9 @@ class RequestState:
     refused: bool = False  # its last offer found no room
     signaled: bool = False  # its end has been told to the manager
     tier_tokens: dict[int, int] = field(default_factory=dict)  # of the last load: secondary tier -> tokens
+
+
+NOTHING_NEW = StorePlan([], [])
 
 
 class OffloadingConnector(KVConnector):
@@ -230,22 +233,19 @@ class OffloadingConnector(KVConnector):
         for request in output.num_scheduled_tokens:
             self._extend_keys(self._states[request])
 
-    def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
+    def _store_candidates(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
         """Requests and how many of their tokens are computed after this step, in the order of planning."""
-        yield from self._scheduled(output)
-        for request in output.finished:
-            yield request, num_computed_at_end(request)
+        return [*self._scheduled(output), *[(request, num_computed_at_end(request)) for request in output.finished]]
 
-    def _scheduled(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
-        for request, tokens in output.num_scheduled_tokens.items():
-            yield request, request.num_computed_tokens + tokens
+    def _scheduled(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
+        return [(request, request.num_computed_tokens + n) for request, n in output.num_scheduled_tokens.items()]
 
     def _plan_stores(self, output: SchedulerOutput, flush: set[int]) -> dict[int, Job]:
         stores: dict[int, Job] = {}
         for request, computed in self._store_candidates(output):
             state = self._states[request]
             first, last = state.next_stored, self._num_offered(request, computed)
-            plan = self.manager.prepare_store(state.context, first, last) if last > first else StorePlan([], [])
+            plan = self.manager.prepare_store(state.context, first, last) if last > first else NOTHING_NEW
             state.refused = plan is None
             if plan is None:  # no room: the same chunks are offered again next step
                 continue

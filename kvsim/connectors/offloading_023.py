@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from kvsim.connectors.base import SchedulerOutput
 from kvsim.connectors.offloading import Job, OffloadingConnector, OffloadingMeta, RequestState
@@ -35,7 +35,7 @@ class OffloadingConnector023(OffloadingConnector):
         self._loads, self._allocated = {}, []
         return meta
 
-    def _store_candidates(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
+    def _store_candidates(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
         return self._scheduled(output)
 
     def _advance(self, state: RequestState, last: int) -> None:

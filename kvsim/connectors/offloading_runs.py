@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvsim.connectors.base import BlockTable, SchedulerOutput
@@ -128,13 +128,11 @@ class RunOffloadingConnector(OffloadingConnector):
     def repeat_refusals(self, count: int) -> None:
         self.manager.repeat_refusals(count)  # type: ignore[attr-defined]
 
-    def _scheduled(self, output: SchedulerOutput) -> Iterator[tuple[Request, int]]:
-        if not output.offering:
-            yield from super()._scheduled(output)
-            return
-        scheduled = output.num_scheduled_tokens
-        for request in sorted([*scheduled, *output.offering], key=output.order.__getitem__):
-            yield request, request.num_computed_tokens + scheduled.get(request, 0)
+    def _scheduled(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
+        scheduled, requests = output.num_scheduled_tokens, [*output.num_scheduled_tokens]
+        if output.offering:
+            requests = sorted(requests + output.offering, key=output.order.__getitem__)
+        return [(request, request.num_computed_tokens + scheduled.get(request, 0)) for request in requests]
 
     # -- keys
     def _new_context(self, request: Request) -> RunContext:
@@ -144,9 +142,9 @@ class RunOffloadingConnector(OffloadingConnector):
         )
 
     def _extend_keys(self, state: RequestState) -> None:
-        known = len(state.request.block_hashes) // self.factor
-        if known > state.context.num_keys:
-            state.context.extend_to(known)
+        hashes: Any = state.request.block_hashes
+        keys, known = state.context.keys, hashes.num_keys // self.factor
+        keys.num_keys = max(keys.num_keys, known)
 
     def _no_keys(self) -> KeySet:
         return _LoadingRuns()

@@ -33,11 +33,13 @@ class OffloadingWorker:
                 self._deferred[job_id] = own
         if self._deferred:
             self._submit(self._deferred)
+        self._deferred = meta.stores
+        if not meta.flush:
+            return []
         waiting = [self._open[job_id][1] for job_id in sorted(meta.flush) if job_id in self._open]
         for job in waiting:
             self._copier.flush(job)
         self._flushed += waiting
-        self._deferred = meta.stores
         return waiting
 
     def start_load_kv(self, meta: OffloadingMeta) -> None:

@@ -31,7 +31,7 @@ class ChunkPiece(Piece):
     after: ChunkPiece
 
     def __init__(self, segment: int, first: int, last: int, rank: int = 0) -> None:
-        super().__init__(segment, first, last)
+        self.segment, self.first, self.last = segment, first, last
         self.ref_count = BEING_WRITTEN
         self.doomed = False
         self.rank = rank
@@ -59,6 +59,7 @@ class RunPolicy(ABC):
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.hears_misses = type(self).on_store_miss is not RunPolicy.on_store_miss
         self.num_changes = 0
         self.changes = Changes()
         self.pieces: PieceMap[ChunkPiece] = PieceMap(self._cut)

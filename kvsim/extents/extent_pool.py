@@ -129,7 +129,8 @@ class ExtentPool:
 
     def _add(self, table: Table, segment: int, first: int, last: int) -> None:
         """Contents that nobody had: the end of a table gets them."""
-        self.changes.note(segment)
+        if segment in self.changes.watched:
+            self.changes.note(segment)
         if table.pieces:
             piece = table.pieces[-1]
             if piece.last == first and piece.segment == segment and self._copies.extend(piece, last):

@@ -34,7 +34,9 @@ class RunKVCacheManager:
         if not self.enable_caching:
             return NO_HITS
         keys: Any = request.block_hashes
-        return self.pool.cached.longest_prefix(keys.path, min((request.num_tokens - 1) // self.block_size, len(keys)))
+        return self.pool.cached.longest_prefix(
+            keys.path, min((request.num_tokens - 1) // self.block_size, keys.num_keys)
+        )
 
     def num_blocks_to_allocate(self, request: Request, num_tokens: int, hits: Hits = NO_HITS) -> int:
         """Blocks that would leave the free queue: new ones, and hits that nobody holds now."""
@@ -122,10 +124,11 @@ class RunKVCacheManager:
         if not self.enable_caching:
             return
         keys: Any = request.block_hashes
-        full = min(num_tokens // self.block_size, len(keys))
+        full = min(num_tokens // self.block_size, keys.num_keys)
         table = self.tables.get(request)
         if full > (0 if table is None else table.num_hashed):
-            self.pool.cache_full_blocks(self.tables[request], keys.path, full)
+            assert table is not None
+            self.pool.cache_full_blocks(table, keys.path, full)
 
     def new_step_starts(self) -> None:
         """A step's decisions begin."""

@@ -130,7 +130,8 @@ class RunOffloadingManager(Primary):
         missed = [new for gap in absent for new in context.missed.add(*gap)]
         if missed:
             self._num_marked += 1
-            self.policy.on_store_miss(context.runs_of(missed))
+            if self.policy.hears_misses:
+                self.policy.on_store_miss(context.runs_of(missed))
         self._note(context, sorted(absent + ready) if ready else absent, ready)
         return self._store(context, absent, ready)
 
@@ -199,8 +200,9 @@ class RunOffloadingManager(Primary):
     # -- inside
     def _pieces_of(self, keys: Runs) -> list[ChunkPiece]:
         """Exactly these chunks, which must all be here."""
-        pieces = [piece for run in keys.runs for piece in self.pieces.cover(run)]
-        if sum(piece.last - piece.first for piece in pieces) != keys.num_keys:
+        cover = self.pieces.cover
+        pieces = [piece for run in keys.runs for piece in cover(run)]
+        if sum([piece.last - piece.first for piece in pieces]) != keys.num_keys:
             raise KeyError("a chunk is used that is not here")
         return pieces
 
@@ -242,10 +244,12 @@ class RunOffloadingManager(Primary):
         """Reserve slots for what is absent; nothing that was offered makes room for it."""
         if not absent:
             return NOTHING_TO_STORE
-        missing = sum(last - first for first, last in absent) - (self.num_slots - self._num_chunks)
+        missing = sum([last - first for first, last in absent]) - (self.num_slots - self._num_chunks)
         if missing > 0:
-            covered = (piece for run in context.runs_of(ready) for piece in self.pieces.cover(run))
-            spared = [piece for piece in covered if not piece.ref_count]
+            spared: list[ChunkPiece] = []
+            if ready:
+                covered = (piece for run in context.runs_of(ready) for piece in self.pieces.cover(run))
+                spared = [piece for piece in covered if not piece.ref_count]
             evictable = self._num_evictable - sum(map(len, spared))
             if missing > evictable or not self._evict(missing, spared):
                 self._num_refusals += 1
@@ -283,16 +287,19 @@ class RunOffloadingManager(Primary):
 
     def _release(self, piece: ChunkPiece) -> None:
         """One reader less, or the writer is done."""
-        piece.ref_count = max(piece.ref_count - 1, 0)
-        if piece.ref_count == 0:
+        piece.ref_count -= 1
+        if piece.ref_count <= 0:
+            piece.ref_count = 0
             self._num_evictable += piece.last - piece.first
             self.policy.on_evictable(piece)
 
     def _tell_changed(self, runs: Iterable[Run]) -> None:
         changes = self.policy.changes
-        if changes.watched:
+        watched = changes.watched
+        if watched:
             for run in runs:
-                changes.note(run[0])
+                if run[0] in watched:
+                    changes.note(run[0])
 
     def _drop(self, piece: ChunkPiece) -> None:
         self.policy.changes.note(piece.segment)

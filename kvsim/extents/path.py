@@ -26,6 +26,9 @@ class Run(NamedTuple):
     last: int
 
 
+_run = tuple.__new__  # `Run` without the detour through its own constructor: there are millions of them
+
+
 class Runs(Sequence[Key]):
     """A sequence of keys, run by run: ``len`` counts keys, a slice is again `Runs`. Never empty runs, never changed."""
 
@@ -33,7 +36,7 @@ class Runs(Sequence[Key]):
 
     def __init__(self, runs: Iterable[Run] = (), num_keys: int = -1) -> None:
         self.runs: list[Run] = list(runs)
-        self.num_keys = sum(run.last - run.first for run in self.runs) if num_keys < 0 else num_keys
+        self.num_keys = sum([last - first for _, first, last in self.runs]) if num_keys < 0 else num_keys
 
     def __len__(self) -> int:
         return self.num_keys
@@ -111,13 +114,17 @@ class Path:
             return []
         segments, ends = self.segments, self.ends
         at = bisect_right(ends, first)
-        found: list[Run] = []
-        while ends[at] < last:
-            found.append(Run(segments[at], first, ends[at]))
-            first = ends[at]
+        end = ends[at]
+        if end >= last:
+            return [_run(Run, (segments[at], first, last))]
+        found = [_run(Run, (segments[at], first, end))]
+        while True:
             at += 1
-        found.append(Run(segments[at], first, last))
-        return found
+            first, end = end, ends[at]
+            if end >= last:
+                found.append(_run(Run, (segments[at], first, last)))
+                return found
+            found.append(_run(Run, (segments[at], first, end)))
 
     def keys(self, first: int, last: int) -> Runs:
         """The same as a sequence of keys."""

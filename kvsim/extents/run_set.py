@@ -39,12 +39,13 @@ class RunSet:
                 self._pieces.add(Piece(segment, first, last))
                 self._num_keys += last - first
                 continue
-            for piece in touching[1:]:
-                self._pieces.remove(piece)
             piece = touching[0]
-            known = sum(map(len, touching))
-            piece.first, piece.last = min(first, piece.first), max(last, touching[-1].last)
-            self._num_keys += len(piece) - known
+            known, end = piece.last - piece.first, piece.last
+            for other in touching[1:]:
+                known, end = known + other.last - other.first, other.last
+                self._pieces.remove(other)
+            piece.first, piece.last = min(first, piece.first), max(last, end)
+            self._num_keys += piece.last - piece.first - known
         return self._num_keys - before
 
     def discard(self, runs: Iterable[Run]) -> int:

@@ -98,7 +98,7 @@ class RunTieringManager(TieringManager):
         If it has stood still during a step's decisions, making the same lookups again would change nothing, as long
         as no copy ends and no tier has news.
         """
-        return self._num_changes + self.primary.num_changes + sum(tier.num_changes for tier in self.tiers)
+        return self._num_changes + self.primary.num_changes + sum([tier.num_changes for tier in self.tiers])
 
     @property
     def lookup_version(self) -> int:

@@ -53,6 +53,8 @@ class Kernels:
         # recurrent state of linear-attention layers, read and written once per request and step
         self._state_per_row = 2.0 * model.state_bytes_per_request(tp) / (hbm * e.kv_eff)
 
+        self._prefill_groups = [self._prefill_group(group) for group in model.groups if group.kind != "linear"]
+
         self._ranks_per_expert_set = max(tp, ep)
         if model.moe:
             expert = 3 * model.hidden * model.moe.inter / self._ranks_per_expert_set
@@ -108,23 +110,26 @@ class Kernels:
 
     def prefill_attention(self, new: int, computed: int) -> float:
         """All layers, one chunk of ``new`` tokens behind ``computed`` ones; without the fixed part."""
-        m, e, gpu = self._model, self._gpu.eff, self._gpu
-        total = 0.0
-        for group in m.groups:
-            if group.kind == "linear":
-                continue
-            if m.mla:
-                dims, head = m.mla.rope_dim + m.mla.nope_dim + m.mla.v_dim, _PREFILL_HEAD_MLA
-            else:
-                dims, head = 2 * group.head_dim, group.head_dim
-            mfu = e.prefill_mfu * (e.head64_factor if head <= 64 else 1.0)
-            per_pair = 2.0 * dims * group.heads / self._tp * new / (mfu * gpu.bf16_flops)
-            per_key = m.kv_bytes_per_token_layer(group, self._tp) / (gpu.hbm_bytes_per_s * e.kv_eff)
+        total, tile = 0.0, self._gpu.eff.prefill_tile_tokens
+        for layers, flop_per_token, flop_per_s, per_key, window in self._prefill_groups:
             attended, keys = computed + 0.5 * new, computed + new
-            if group.kind == "sliding":
-                attended, keys = min(attended, float(group.window)), group.window + new
-            total += group.layers * smooth_max(per_pair * (attended + e.prefill_tile_tokens), per_key * keys)
+            if window is not None:
+                attended, keys = min(attended, float(window)), window + new
+            per_pair = flop_per_token * new / flop_per_s
+            total += layers * smooth_max(per_pair * (attended + tile), per_key * keys)
         return total
+
+    def _prefill_group(self, group: AttentionGroup) -> tuple[int, float, float, float, int | None]:
+        """(layers, FLOP per new and attended token, FLOP/s, seconds per key, window) of a group's prefill."""
+        m, e, gpu = self._model, self._gpu.eff, self._gpu
+        if m.mla:
+            dims, head = m.mla.rope_dim + m.mla.nope_dim + m.mla.v_dim, _PREFILL_HEAD_MLA
+        else:
+            dims, head = 2 * group.head_dim, group.head_dim
+        mfu = e.prefill_mfu * (e.head64_factor if head <= 64 else 1.0)
+        per_key = m.kv_bytes_per_token_layer(group, self._tp) / (gpu.hbm_bytes_per_s * e.kv_eff)
+        window = group.window if group.kind == "sliding" else None
+        return group.layers, 2.0 * dims * group.heads / self._tp, mfu * gpu.bf16_flops, per_key, window
 
     def decode_attention_per_token(self, group: AttentionGroup) -> float:
         """One layer, per token attended: reading its KV, or for MLA computing on it if that is slower."""
