@@ -55,20 +55,23 @@ class Runs(Sequence[Key]):
             start, stop, step = at.indices(self.num_keys)
             if step != 1:
                 raise ValueError(f"a slice with step {step} is not a sequence of runs")
+            if not start and stop == self.num_keys:
+                return self
             return Runs(self._between(start, stop), max(stop - start, 0))
         for key in self[at : at + 1] if at >= 0 else self[self.num_keys + at : self.num_keys + at + 1]:
             return key
         raise IndexError(at)
 
-    def _between(self, start: int, stop: int) -> Iterator[Run]:
-        passed = 0
+    def _between(self, start: int, stop: int) -> list[Run]:
+        passed, found = 0, []
         for segment, first, last in self.runs:
             if passed >= stop:
-                return
+                break
             size = last - first
             if passed + size > start:
-                yield Run(segment, first + max(start - passed, 0), min(last, first + stop - passed))
+                found.append(Run(segment, first + max(start - passed, 0), min(last, first + stop - passed)))
             passed += size
+        return found
 
     def __add__(self, other: Runs) -> Runs:
         return Runs(self.runs + other.runs, self.num_keys + other.num_keys)

@@ -73,6 +73,7 @@ class Roofline:
         self._window_rates = tuple(sorted(windows.items()))
         # batch size -> everything but attention, half a nanosecond for rounding included
         self._decode_base: dict[int, int] = {}
+        self._hosts: dict[int, int] = {}  # batch size -> host time
         # (tokens, requests) -> the same of a mixed step, in seconds and without attention
         self._linear: dict[tuple[int, int], float] = {}
 
@@ -175,8 +176,11 @@ class Roofline:
         return seconds
 
     def _host(self, rows: int) -> int:
-        host = self.gpu.host
-        return round(self._factor * (host.step_us + host.request_us * rows) * 1e3 * _ONE)
+        cached = self._hosts.get(rows)
+        if cached is None:
+            host = self.gpu.host
+            cached = self._hosts[rows] = round(self._factor * (host.step_us + host.request_us * rows) * 1e3 * _ONE)
+        return cached
 
 
 def floor_sum(n: int, m: int, a: int, b: int) -> int:

@@ -155,12 +155,13 @@ class StorageDevice:
 
     def _share(self) -> None:
         """Water filling: the smallest caps first, each gets its cap or an even part of what is left."""
-        left, waiting = WHOLE, sum(len(kind.streams) for kind in self._by_cap)
+        left, waiting = WHOLE, sum([len(kind.streams) for kind in self._by_cap])
         for kind in self._by_cap:
             if kind.streams:
                 kind.part = max(min(kind.cap, left // waiting), 1)
                 left, waiting = left - kind.part * len(kind.streams), waiting - len(kind.streams)
-        self._memory.demand({self._memory_user: sum(kind.bytes_per_s for kind in self._by_cap)})
+        if self._memory.bytes_per_s is not None:
+            self._memory.demand({self._memory_user: sum([kind.bytes_per_s for kind in self._by_cap])})
         self._wake_at_next_end()
 
     def _wake_at_next_end(self) -> None:
@@ -170,7 +171,7 @@ class StorageDevice:
         self._plan += 1
         if active:
             plan = self._plan
-            timeout = self._env.timeout(min(kind.next_end_ns() for kind in active))
+            timeout = self._env.timeout(min([kind.next_end_ns() for kind in active]))
             assert timeout.callbacks is not None
             timeout.callbacks.append(lambda _event: self._on_wake(plan))
 
