@@ -86,8 +86,7 @@ class CohortScheduler(Scheduler):
         self._individuals.pop(request, None)
         self._order.pop(request, None)
         self._come_back.pop(request, None)
-        if self._memory is not None:
-            self._memory.forget(request)
+        self._forget(request)
         users = self._users
         for segment in _shared_segments(request, 0):
             users[segment] -= 1
@@ -110,9 +109,15 @@ class CohortScheduler(Scheduler):
         self._individuals.pop(request, None)
         del self._order[request]
         self._come_back[request] = None
+        self._forget(request)
+        super()._preempt(request)
+
+    def _forget(self, request: Request) -> None:
+        """It is not what it was: running, loading or waiting."""
         if self._memory is not None:
             self._memory.forget(request)
-        super()._preempt(request)
+            if request in self._inflight_prefills:  # nothing is reserved for it any more
+                self._memory.make_room()
 
     # -- in and out of the cohort
     def _join_if_ready(self, request: Request) -> None:

@@ -46,7 +46,8 @@ class WaitingMemory:
     A lookup's answer is known while nothing has changed in the segments that it has looked at: on the GPU, in CPU
     memory, in the tiers behind it, or in what is being loaded. Remembered are lookups without effects only
     (`KVConnector.num_lookup_effects`). A request that found no room is refused again unless blocks were freed or hit
-    meanwhile: a prefill that takes what is reserved for it leaves as much less to others as before.
+    meanwhile, or somebody gave up for whom blocks are reserved: a prefill that takes what is reserved for it leaves as
+    much less to others as before.
 
     Args:
         connector: one whose lookups do not touch what they find.
@@ -137,6 +138,10 @@ class WaitingMemory:
         """It waits no more, or has changed."""
         self._deferred.pop(request, None)
         self._is_idle = False
+
+    def make_room(self) -> None:
+        """Less is reserved than before: who found no room may find some."""
+        self._refused, self._is_idle = None, False
 
     def disturb(self) -> None:
         """The next scan may find what the last one did not."""
