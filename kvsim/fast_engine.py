@@ -169,6 +169,9 @@ class FastEngine(Engine):
         launched_ns = window.decided_ns(step) + window.held_up_ns if step > 1 else window.started_ns
         if now <= launched_ns and window.held_up_ns and step > 1:  # it was decided, and held up before its forward pass
             self._observer.on_quiet_steps(-1, window.work_ns(step - 1) - window.work_ns(step))
+            store = self.scheduler.store
+            if store is not None and store.saves_decoded:  # planned, and never begun
+                store.fill(self.scheduler.cohort.filling(1), StoreMeta())
             self.env.at(launched_ns - now, self._ends)
         elif not window.is_handed_over and not self._is_between:
             self._wake_at(window, step)  # the GPU completes its step, for nobody
