@@ -13,7 +13,7 @@ from kvsim.engine import stuck_requests
 from kvsim.kv_events import KVEventPublisher
 from kvsim.observer import EngineObserver
 from kvsim.request import Request, RequestStatus
-from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample, TierSample, TierTotals
+from kvsim.results.records import NEVER, RequestRecord, RunRecord, Sample, TierSample, TierTotals, Totals
 from kvsim.scheduler import Scheduler
 
 
@@ -112,8 +112,9 @@ class Books(EngineObserver):
                 self._awaiting_first[request] = None
         totals.preemptions += len(output.preempted)
         totals.encoder_tokens += output.encoder_tokens
-        totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, self._gpu_used_blocks())
-        totals.cpu_used_blocks_peak = max(totals.cpu_used_blocks_peak, self._cpu_used_blocks())
+        self._note_gpu_peak(totals)
+        if self._offload is not None and (used := self._cpu_used_blocks()) > totals.cpu_used_blocks_peak:
+            totals.cpu_used_blocks_peak = used
 
     def on_forward(self, duration_ns: int) -> None:
         self._record.totals.steps += 1
@@ -123,7 +124,7 @@ class Books(EngineObserver):
         totals = self._record.totals
         totals.steps += steps
         totals.gpu_busy_ns += duration_ns
-        totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, self._gpu_used_blocks())
+        self._note_gpu_peak(totals)
 
     def state_wanted_ns(self) -> int:
         return self._record.series.due_ns
@@ -236,6 +237,10 @@ class Books(EngineObserver):
             if (use := connector.store_use) is not None:
                 totals.stored_blocks += use.num_stored
                 totals.unused_stored_blocks += use.num_unused
+
+    def _note_gpu_peak(self, totals: Totals) -> None:
+        used = self._gpu_used_blocks()
+        totals.gpu_used_blocks_peak = max(totals.gpu_used_blocks_peak, used)
 
     def _gpu_used_blocks(self) -> int:
         pool = self._scheduler.kv.pool

@@ -14,6 +14,7 @@ from simpy.events import PENDING, Event
 # then a cluster's router, then the decisions about the next steps. To these an instance that shares a store adds its
 # number (its "turn", an even one: what follows directly has the next), so that it does not depend on the past who of
 # several comes first.
+ARRIVAL_PRIORITY = 1  # simpy.core.NORMAL
 STORE_PRIORITY = 1_000_000
 STEP_END_PRIORITY = 2_000_000
 ROUTE_PRIORITY = 3_000_000

@@ -36,19 +36,19 @@ class RankBooks(Books):
         return self._scheduler
 
     def on_step_start(self) -> None:
-        super().on_step_start()
-        self._tell()
+        if self.coordinator is not None:
+            self._tell(self.coordinator)
 
     def on_step_done(self, output: SchedulerOutput, worker: WorkerOutput | None, ended: list[Request]) -> None:
         super().on_step_done(output, worker, ended)
-        self._tell()
-
-    def _tell(self) -> None:
         if self.coordinator is not None:
-            scheduler, pool = self.scheduler, self.scheduler.kv.pool
-            usable = pool.num_blocks - 1
-            usage = (usable - pool.num_free) / usable
-            self.coordinator.tell(self.rank, (len(scheduler.waiting), len(scheduler.running), usage))
+            self._tell(self.coordinator)
+
+    def _tell(self, coordinator: Coordinator) -> None:
+        scheduler, pool = self.scheduler, self.scheduler.kv.pool
+        usable = pool.num_blocks - 1
+        usage = (usable - pool.num_free) / usable
+        coordinator.tell(self.rank, (len(scheduler.waiting), len(scheduler.running), usage))
 
 
 def connect(books: Sequence[RankBooks], coordinator: Coordinator) -> None:

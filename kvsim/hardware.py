@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from kvsim.clock import Clock
+from kvsim.clock import ARRIVAL_PRIORITY, Clock
 from kvsim.host_memory import HostMemory
 
 LinkDirection = Literal["h2d", "d2h"]
@@ -42,7 +42,7 @@ NO_COPY = CopyCost(0)
 class Transfer:
     """A copy job on its way. ``work`` = nanoseconds alone on the link, times `SOLO_PPM`."""
 
-    __slots__ = ("cost", "finished_ns", "job", "num_bytes", "submitted_ns", "work")
+    __slots__ = ("cost", "finished_ns", "is_done", "job", "num_bytes", "submitted_ns", "work")
 
     def __init__(self, cost: CopyCost, num_bytes: int, now_ns: int) -> None:
         self.work = cost.solo_ns * SOLO_PPM
@@ -50,12 +50,8 @@ class Transfer:
         self.num_bytes = num_bytes
         self.submitted_ns = now_ns
         self.finished_ns = -1
+        self.is_done = False  # whether the last byte has arrived
         self.job: object = None  # what it is for, if whoever submitted it says so
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the last byte has arrived."""
-        return self.finished_ns >= 0
 
 
 class DuplexLink:
@@ -154,7 +150,7 @@ class DuplexLink:
         for direction, queue in self._queues.items():
             while queue and queue[0].work <= 0:
                 transfer = queue.popleft()
-                transfer.finished_ns = self._env.now
+                transfer.finished_ns, transfer.is_done = self._env.now, True
                 self.bytes[direction] += transfer.num_bytes
                 if transfer.cost.slowdown_ppm != SOLO_PPM:
                     self.num_slowing -= 1
@@ -195,9 +191,9 @@ class DuplexLink:
             delays.append(-(-self._d2h[0].work // self._d2h_rate))
         if delays:
             plan = self._plan
-            timeout = self._env.timeout(max(0, min(delays)))
-            assert timeout.callbacks is not None
-            timeout.callbacks.append(lambda _event: self._on_wake(plan))
+            wake = self._env.at(max(0, min(delays)), ARRIVAL_PRIORITY)
+            assert wake.callbacks is not None
+            wake.callbacks.append(lambda _event: self._on_wake(plan))
 
     def _on_wake(self, plan: int) -> None:
         if plan != self._plan:

@@ -71,9 +71,10 @@ class RunOffloadingManager(Primary):
     def lookup_prefix(self, context: RunContext, first: int, last: int) -> PrefixHit:
         pending, position = False, first
         for run in context.path.runs(first, last):
-            for piece in self.pieces.scan(run):
-                if piece.first > position:
-                    return PrefixHit(position - first, pending)
+            pieces = self.pieces.of(run.segment)
+            for piece in self.pieces.scan(run) if len(pieces) > 1 else pieces:
+                if not piece.first <= position < piece.last:
+                    break
                 pending = pending or piece.ref_count < 0
                 position = piece.last
             if position < run.last:
