@@ -19,7 +19,7 @@ from kvsim.trace.generate import GeneratorParameters, write_trace
 RUN = """
 trace: {path: trace.jsonl.gz, session_interval: 1s}
 model: llama-3.1-8b
-engine: {num_gpu_blocks_override: 6000}
+engine: {num_gpu_blocks_override: 3000}
 connector: {kind: offloading, cpu_bytes_to_use: 20GiB}
 """
 
@@ -28,7 +28,7 @@ connector: {kind: offloading, cpu_bytes_to_use: 20GiB}
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small trace and a config."""
     folder = tmp_path_factory.mktemp("work")
-    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=20))
+    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=8))
     (folder / "run.yaml").write_text(RUN)
     return folder
 

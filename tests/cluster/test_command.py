@@ -51,7 +51,7 @@ class Largest(Router):
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small trace, a config and a router."""
     folder = tmp_path_factory.mktemp("cluster")
-    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=20))
+    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=8))
     (folder / "run.yaml").write_text(RUN)
     (folder / "my_router.py").write_text(ROUTER)
     return folder

@@ -113,6 +113,15 @@ def test_saved_plots_are_not_drawn_again(tmp_path: Path, offload: Run) -> None:
     assert (tmp_path / "saved.html").read_bytes() == (tmp_path / "drawn.html").read_bytes()
 
 
+def test_a_report_without_plots(tmp_path: Path, offload: Run) -> None:
+    """Nothing is drawn, nothing leads to plots, and all the rest is there."""
+    write_report(offload, tmp_path / "report.html", draws=False)
+    page, text = check(tmp_path / "report.html"), (tmp_path / "report.html").read_text()
+    assert "<svg" not in text
+    assert "#plots" not in text
+    assert "TTFT 234 ms 181 ms 468 ms 788 ms" in page.text
+
+
 def test_escaping(tmp_path: Path, small: Run) -> None:
     """Names, reasons and configs are text, whatever signs are in them; warnings are shown."""
     write_report(small, tmp_path / "report.html")
