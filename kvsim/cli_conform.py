@@ -68,12 +68,11 @@ def conform(
     Exit code 0: all equal. 1: something differs; the first step that does is shown. 2: bad input.
     """
     _check_options(paths or [], live=live, fuzz=fuzz, output=output, record=record, source=vllm_source, python=python)
-    processes = jobs or _cores()
     recorder = (python, vllm_source, hash_seed)
     if fuzz is not None:
-        equal = _fuzz(range(seed, seed + fuzz), extensions or [], output, recorder, processes, finish_order, as_json)
+        equal = _fuzz(range(seed, seed + fuzz), extensions or [], output, recorder, jobs, finish_order, as_json)
     else:
-        equal = _compare(paths or [], record, recorder if live else None, hash_seed, processes, finish_order, as_json)
+        equal = _compare(paths or [], record, recorder if live else None, hash_seed, jobs, finish_order, as_json)
     if not equal:
         raise typer.Exit(1)
 
@@ -105,7 +104,7 @@ def _compare(
     record: Path | None,
     recorder: tuple[str | None, Path | None, int] | None,
     hash_seed: int,
-    processes: int,
+    jobs: int | None,
     finish_order: bool,
     as_json: bool,
 ) -> bool:
@@ -123,14 +122,19 @@ def _compare(
         unmatched = found.unmatched
         pairs = [Pair(scenario, recording, finish_order) for scenario, recording in found.pairs]
         total = len(pairs)
-        results = run_all(check_pair, pairs, hash_seed=hash_seed, processes=processes)
+        results = run_all(check_pair, pairs, hash_seed=hash_seed, processes=_processes(jobs, total))
     else:
         scenarios = find_scenarios(paths)
         total = len(scenarios)
         kept = _recording_paths(scenarios, record)
         live = [Live(path, keep, finish_order) for path, keep in zip(scenarios, kept, strict=True)]
         results = run_all(
-            check_live, live, hash_seed=hash_seed, processes=processes, initializer=start_recorder, initargs=recorder
+            check_live,
+            live,
+            hash_seed=hash_seed,
+            processes=_processes(jobs, total),
+            initializer=start_recorder,
+            initargs=recorder,
         )
     console = output_console(WIDTH)
     outcomes, errors = [], []
@@ -160,7 +164,7 @@ def _fuzz(
     extensions: list[Extension],
     output: Path,
     recorder: tuple[str | None, Path | None, int],
-    processes: int,
+    jobs: int | None,
     finish_order: bool,
     as_json: bool,
 ) -> bool:
@@ -180,7 +184,12 @@ def _fuzz(
     )
     worlds = [World(seed, drawn, finish_order) for seed in seeds]
     results = run_all(
-        try_world, worlds, hash_seed=recorder[2], processes=processes, initializer=start_recorder, initargs=recorder
+        try_world,
+        worlds,
+        hash_seed=recorder[2],
+        processes=_processes(jobs, len(worlds)),
+        initializer=start_recorder,
+        initargs=recorder,
     )
     console = output_console(WIDTH)
     steps, deadlocks, versions, findings = 0, 0, dict[str, None](), []
@@ -226,8 +235,10 @@ def _recording_paths(scenarios: list[Path], record: Path | None) -> list[Path | 
     return [record / f"{path.stem}.jsonl.gz" for path in scenarios]
 
 
-def _cores() -> int:
-    import joblib
+def _processes(wanted: int | None, num_tasks: int) -> int:
+    if wanted is not None or num_tasks < 2:
+        return wanted or 1
+    import joblib  # takes as long to import as a scenario to compare
 
     return int(joblib.cpu_count())  # of this container, not of the machine
 

@@ -116,14 +116,14 @@ def run_of(plan: Plan | ClusterPlan, record: RunRecord) -> Run:
 
 
 def write_run(run: Run, target: RunFolder, *, plots: bool) -> Run:
-    """Fill a run folder: tables, summary and report, and plots if wanted."""
+    """Fill a run folder: tables, summary and report, and plots (in the report, too) if wanted."""
     from kvsim.report.html import write_report  # noqa: PLC0415 - plots take longer to import than a point of a sweep
     from kvsim.report.plots import save_plots  # noqa: PLC0415 - as above
 
     run = target.write(run)
     if plots:
         save_plots(run, target.plots)
-    write_report(run, target.report, plots=target.plots if plots else None)
+    write_report(run, target.report, plots=target.plots if plots else None, draws=plots)
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from hypothesis import settings
 # The same examples every time, on machines of any speed.
 settings.register_profile("kvsim", deadline=None, derandomize=True)
 settings.load_profile("kvsim")
+
+gc.set_threshold(50_000, 10, 10)  # as in a run (see kvsim.garbage): with thousands of tests in memory a search is dear
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "tests"))  # for engine_builder, which several folders share

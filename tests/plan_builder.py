@@ -10,7 +10,7 @@ from typing import Any
 from sweep_builder import small_trace as short_sessions
 
 from kvsim.api import run
-from kvsim.config import RunConfig, dump_config
+from kvsim.config import RunConfig
 from kvsim.errors import UserError
 from kvsim.plan.plan_config import PlanTask, make_plan
 from kvsim.plan.planner import Figures, Planned, carry_out
@@ -48,7 +48,7 @@ class Serial:
         return [self._figures(config) for config in configs]
 
     def _figures(self, config: RunConfig) -> Figures:
-        key = dump_config(config.model_copy(update={"name": None}))
+        key = config.model_copy(update={"name": None}).model_dump_json()
         if key not in self._known:
             self._known[key] = self._simulated(config)
         return self._known[key]

@@ -9,35 +9,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import REPO, kvsim, kvsim_process
 
 from kvsim.catalogue import catalogue
 from kvsim.cli import main
 from kvsim.results.schedule import read_schedule
 from kvsim.trace.generate import GeneratorParameters, write_trace
 
-REPO = Path(__file__).resolve().parent.parent
 RUN = """
 trace: {path: trace.jsonl.gz, session_interval: 1s}
 model: llama-3.1-8b
-engine: {num_gpu_blocks_override: 6000}
+engine: {num_gpu_blocks_override: 3000}
 connector: {kind: offloading, cpu_bytes_to_use: 20GiB}
 """
-
-
-def kvsim(*words: str, cwd: Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
-    """Run the command line in its own process."""
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONHASHSEED": hash_seed, "COLUMNS": "100"}
-    return subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-m", "kvsim.cli", *words],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small trace and a config."""
     folder = tmp_path_factory.mktemp("work")
-    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=20))
+    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=8))
     (folder / "run.yaml").write_text(RUN)
     return folder
 
@@ -45,7 +36,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first_run(workplace: Path) -> subprocess.CompletedProcess[str]:
     """A run with plots, under one hash seed."""
-    return kvsim("run", "run.yaml", "-o", "first", cwd=workplace, hash_seed="1")
+    return kvsim_process("run", "run.yaml", "-o", "first", cwd=workplace, PYTHONHASHSEED="1")
 
 
 def test_run_writes_a_whole_folder(workplace: Path, first_run: subprocess.CompletedProcess[str]) -> None:
@@ -74,7 +65,8 @@ def test_same_bytes_in_another_process(workplace: Path, first_run: subprocess.Co
     """Another process with another hash seed, from the resolved config: same parquet bytes, same digest."""
     assert first_run.returncode == 0
     resolved = "first/config.resolved.yaml"
-    again = kvsim("run", resolved, "-o", "again", "--json", "--set", "output.plots=false", cwd=workplace, hash_seed="2")
+    words = ("run", resolved, "-o", "again", "--json", "--set", "output.plots=false")
+    again = kvsim_process(*words, cwd=workplace, PYTHONHASHSEED="2")
     assert again.returncode == 0, again.stderr
     for name in ("requests.parquet", "series.parquet"):
         assert (workplace / "again" / name).read_bytes() == (workplace / "first" / name).read_bytes()
@@ -125,9 +117,10 @@ def test_debug_changes_nothing(workplace: Path) -> None:
 def test_compare(workplace: Path, first_run: subprocess.CompletedProcess[str]) -> None:
     """Two runs side by side, as a table, as JSON and as a report with one overlay plot."""
     assert first_run.returncode == 0
-    other = kvsim("run", "run.yaml", "-o", "none", "--set", "connector.kind=none", "--json", cwd=workplace)
+    changes = ("--set", "connector.kind=none", "--set", "output.plots=false")
+    other = kvsim("run", "run.yaml", "-o", "none", *changes, "--json", cwd=workplace)
     assert other.returncode == 0, other.stderr
-    table = kvsim("compare", "none", "first", "-o", "both", cwd=workplace)
+    table = kvsim_process("compare", "none", "first", "-o", "both", cwd=workplace)
     assert table.returncode == 0, table.stderr
     assert max(map(len, table.stdout.splitlines())) <= 100
     assert (workplace / "both" / "overlay.png").stat().st_size > 10_000
@@ -177,6 +170,14 @@ def test_mistakes_are_one_line(workplace: Path, words: tuple[str, ...], complain
     assert line.startswith("error: ")
     assert complaint in line
     assert sorted(path.name for path in workplace.iterdir()) == before
+
+
+def test_a_mistake_in_a_process_of_its_own(workplace: Path) -> None:
+    """Standard error and the exit code are those of the process."""
+    done = kvsim_process("run", "absent.yaml", cwd=workplace)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: absent.yaml: no such file")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_killed_run_leaves_nothing(workplace: Path) -> None:
@@ -248,7 +249,7 @@ def test_lists() -> None:
         assert name in rows
     rows = json.loads(kvsim("list", "models", "--json", cwd=REPO).stdout)
     assert "llama-3.1-70b" in {row["name"] for row in rows}
-    assert "llama-3.1-70b" in kvsim("list", "models", cwd=REPO).stdout
+    assert "llama-3.1-70b" in kvsim_process("list", "models", cwd=REPO).stdout
 
 
 def test_help_has_an_example() -> None:
@@ -256,4 +257,4 @@ def test_help_has_an_example() -> None:
     for words in (("run",), ("compare",), ("trace", "stats"), ("trace", "generate")):
         done = kvsim(*words, "--help", cwd=REPO)
         assert "Example" in done.stdout, words
-    assert kvsim("--version", cwd=REPO).stdout.startswith("kvsim ")
+    assert kvsim_process("--version", cwd=REPO).stdout.startswith("kvsim ")

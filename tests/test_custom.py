@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_cli import REPO, kvsim
+from command_line import REPO, kvsim, kvsim_process
 from worlds import MS, TraceBuilder, config, run
 
 from kvsim.checked import check
@@ -66,8 +66,8 @@ def test_the_connector_of_the_readme_runs_as_a_user_runs_it(tmp_path: Path) -> N
         "engine: {num_gpu_blocks_override: 4000, max_model_len: 60000}\noutput: {plots: false}\n" + yaml
     )
     found = []
-    for words in ([], ["--set", "connector.kind=none"]):
-        done = kvsim("run", "run.yaml", "--json", "--overwrite", "-o", f"run{len(words)}", *words, cwd=tmp_path)
+    for start, words in ((kvsim_process, []), (kvsim, ["--set", "connector.kind=none"])):
+        done = start("run", "run.yaml", "--json", "--overwrite", "-o", f"run{len(words)}", *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout)
         found.append((summary["hit_rate"]["external"], summary["latency"]["ttft_ms"]["mean"], summary["digest"]))

@@ -20,3 +20,13 @@ def test_threshold_is_raised_and_comes_back(before: int, inside: int) -> None:
         assert gc.get_threshold() == (before, 11, 12)
     finally:
         gc.set_threshold(*usual)
+
+
+def test_inside_each_other() -> None:
+    """The inner one leaves alone what the outer one has put aside; after the outer one nothing is put aside."""
+    assert gc.get_freeze_count() == 0
+    with rarely_collected():
+        with rarely_collected():
+            pass
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0

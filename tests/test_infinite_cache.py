@@ -74,18 +74,24 @@ def test_kv_cache_tester(shared_traces: Path, engine: dict[str, Any], connector:
 
 
 def mooncake_hits(rows: list[dict[str, Any]], block_size: int) -> int:
-    """Tokens hit in an unlimited cache, by sets: per row the longest known prefix in engine blocks of that size.
+    """Tokens hit in an unlimited cache: per row the longest known prefix in engine blocks of that size.
 
-    An engine block is known by the trace block that holds its last token; the last prompt token is computed.
+    An engine block is known by the trace block that holds its last token, and by its place. Whoever has a trace block
+    has its engine blocks from the first one on, so that their number is all there is to remember. The last prompt token
+    is computed.
     """
-    seen: set[tuple[int, int]] = set()
-    hits = 0
+    seen: dict[tuple[int, int], int] = {}  # trace block and its place -> the prompt's engine blocks to the last known
+    hits, in_one = 0, 512 // block_size
     for row in rows:
-        ids, length = row["hash_ids"], row["input_length"]
-        blocks = [(ids[((i + 1) * block_size - 1) // 512], i) for i in range(length // block_size)]
-        known = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
+        length, known = row["input_length"], 0
+        keys = [(content, place) for place, content in enumerate(row["hash_ids"])]
+        ends = [min((place + 1) * in_one, length // block_size) for _, place in keys]
+        for key, end in zip(keys, ends, strict=True):
+            known = max(known, min(seen.get(key, 0), end))
+            if known < end:
+                break
         hits += min(known, (length - 1) // block_size) * block_size
-        seen.update(blocks)
+        seen.update((key, max(seen.get(key, 0), end)) for key, end in zip(keys, ends, strict=True))
     return hits
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import kvsim
+from command_line import kvsim
 from worlds import MS, TraceBuilder, config
 
 from kvsim.build import Simulation

@@ -176,19 +176,21 @@ class BlockPool:
     # -- checking
     def check(self, holders: Iterable[Iterable[int]]) -> None:
         """Raise AssertionError unless free + held = total, counts match ``holders`` and every map agrees."""
-        free = self.free_list()
+        free, refs, contents = self.free_list(), self.ref_counts, self.hashes
         counts = [0] * self.num_blocks
         for blocks in holders:
             for block in blocks:
                 counts[block] += 1
-        assert counts == self.ref_counts, "reference counts differ from the blocks that are held"
+        # No loops below: this is done after every step of a run under --debug.
+        assert counts == refs, "reference counts differ from the blocks that are held"
         assert len(free) == self.num_free == len(set(free)), "free list and free count differ"
-        assert all(self.ref_counts[block] == 0 for block in free), "a held block is in the free list"
-        held = sum(count > 0 for count in counts)
+        assert not any(map(refs.__getitem__, free)), "a held block is in the free list"
+        held = self.num_blocks - counts.count(0)
         assert held + self.num_free == self.num_blocks - 1, f"{held} held + {self.num_free} free"
-        findable = sum(len(d) for d in self._duplicates.values()) + len(self.cached)
-        assert findable == sum(content >= 0 for content in self.hashes), "a block has content nobody can find"
-        assert all(self.hashes[block] == content for content, block in self.cached.items()), "hash map is stale"
+        findable = sum(map(len, self._duplicates.values())) + len(self.cached)
+        assert min(contents) >= NO_HASH, "a block's content is no hash"
+        assert findable == self.num_blocks - contents.count(NO_HASH), "a block has content nobody can find"
+        assert list(map(contents.__getitem__, self.cached.values())) == list(self.cached), "hash map is stale"
 
 
 class BlockPool023(BlockPool):

@@ -39,7 +39,7 @@ class OutputConfig(Component):
 
     folder: Text | None = Field(None, description="run folder, relative to the current folder; null = runs/<name>")
     series_points: int = Field(2000, ge=2, description="samples in the time series")
-    plots: bool = Field(True, description="draw plots")
+    plots: bool = Field(True, description="draw plots, in files and in the report")
     kv_events: bool = Field(False, description="write vLLM's KV events (BlockStored, BlockRemoved) to kv_events.jsonl")
     timeline: bool = Field(False, description="write timeline.json, which ui.perfetto.dev and chrome://tracing open")
     timeline_from: Duration = Field(0, description="the timeline begins at this moment of simulated time")

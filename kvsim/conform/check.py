@@ -10,6 +10,7 @@ from kvsim.conform.compare import Difference, Record, first_difference
 from kvsim.conform.files import Recording
 from kvsim.conform.order import SetOrder
 from kvsim.conform.scenario import Conformance
+from kvsim.garbage import rarely_collected
 from kvsim.releases import RELEASES
 from kvsim.request import Request
 
@@ -46,7 +47,8 @@ def check(name: str, scenario: dict[str, Any], recording: Recording, *, profile:
     world = Conformance(scenario, profile, ordering)
     failure, deadlock = "", False
     try:
-        ours, deadlock = world.run()
+        with rarely_collected():
+            ours, deadlock = world.run()
     except Exception as error:  # noqa: BLE001 - whatever breaks our engine is a finding about this scenario
         failure, ours = f"{type(error).__name__}: {error}", world.recorder.records
     theirs = recording.records

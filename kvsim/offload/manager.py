@@ -276,7 +276,7 @@ class OffloadingManager(Primary):
             "CPU slots leak"
         )
         assert self._num_fresh <= self.num_slots, "more CPU slots than exist"
-        evictable = sum(slot.ref_count == 0 for slot in self.slots.values())
+        evictable = [slot.ref_count for slot in self.slots.values()].count(0)
         assert evictable == self._num_evictable, f"{evictable} evictable chunks, {self._num_evictable} counted"
         if at_end:
             assert evictable == len(ids), f"{len(ids) - evictable} CPU chunks are still pinned"

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from kvsim.checked import Component, check, closest
 from kvsim.errors import UserError
 from kvsim.profile.link import LinkProfile
-from kvsim.yamlfile import dump_yaml, is_path, read_yaml
+from kvsim.yamlfile import Document, dump_yaml, is_path, read_yaml
 
 Profile = TypeVar("Profile", bound=Component)
 
@@ -49,7 +49,13 @@ class Shelf(Generic[Profile]):
                 f"{self.kind} {text!r}: no such profile{hint} (expected a path ending in {self.suffix} or one of "
                 f"{', '.join(self.names())})"
             )
-        return check(self.model, read_yaml(self.folder / f"{text}{self.suffix}"))
+        return check(self.model, _shipped(self.folder / f"{text}{self.suffix}"))
+
+
+@cache
+def _shipped(path: Path) -> Document:
+    """Read once: with many small runs, this would take longer than they do."""
+    return read_yaml(path)
 
 
 LINKS = Shelf("link", LinkProfile, "links", ".profile.yaml")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_cli import kvsim
+from command_line import kvsim
 
 from kvsim.config import load_config
 from kvsim.errors import UserError

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import kvsim
+from command_line import kvsim
 
 from kvsim.config import dump_config, load_config
 from kvsim.results.runfolder import load_run
@@ -23,6 +23,7 @@ cluster:
   router: prefix_aware
   events: [{at: 30s, instance: small-1, action: drain}]
 """
+TABLES_ONLY = ("--set", "output.plots=false")
 ROUTER = """
 from kvsim.checked import Component
 from kvsim.cluster.routers.base import Router
@@ -50,7 +51,7 @@ class Largest(Router):
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small trace, a config and a router."""
     folder = tmp_path_factory.mktemp("cluster")
-    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=20))
+    write_trace(folder / "trace.jsonl.gz", GeneratorParameters(sessions=4, seed=3, median_turns=8))
     (folder / "run.yaml").write_text(RUN)
     (folder / "my_router.py").write_text(ROUTER)
     return folder
@@ -73,7 +74,8 @@ def test_a_run_of_a_cluster(workplace: Path) -> None:
     page = (workplace / "one" / "report.html").read_text()
     assert '<h2 id="instances">Instances</h2>' in page
     assert "large-0" in page
-    result = kvsim("run", "run.yaml", "-o", "other", "--set", "cluster.router=random", "--json", cwd=workplace)
+    options = ["--set", "cluster.router=random", *TABLES_ONLY]
+    result = kvsim("run", "run.yaml", "-o", "other", *options, "--json", cwd=workplace)
     assert json.loads(result.stdout)["cluster"]["router"] == "random"
     result = kvsim("compare", "one", "other", "-o", "both", cwd=workplace)
     assert result.returncode == 0, result.stderr
@@ -90,7 +92,7 @@ def test_a_resolved_config_is_the_same_cluster(workplace: Path) -> None:
 
 def test_kv_events_name_their_instance(workplace: Path) -> None:
     """One file for all, in the order of time; equal contents have equal hashes wherever they are."""
-    options = ["--set", "output.kv_events=true", "--set", "cluster.router=round_robin"]
+    options = ["--set", "output.kv_events=true", "--set", "cluster.router=round_robin", *TABLES_ONLY]
     result = kvsim("run", "run.yaml", "-o", "events", *options, cwd=workplace)
     assert result.returncode == 0, result.stderr
     lines = (workplace / "events" / "kv_events.jsonl").read_text().splitlines()
@@ -105,7 +107,7 @@ def test_kv_events_name_their_instance(workplace: Path) -> None:
 
 def test_a_router_of_ones_own(workplace: Path) -> None:
     """Found beside the YAML file, with checked options; it may ask for KV events."""
-    options = ["--set", "cluster.router={kind: 'my_router:Largest', options: {only_for: tests}}"]
+    options = ["--set", "cluster.router={kind: 'my_router:Largest', options: {only_for: tests}}", *TABLES_ONLY]
     result = kvsim("run", "run.yaml", "-o", "own", *options, cwd=workplace)
     assert result.returncode == 0, result.stderr
     assert "reference engine, because of a router that hears KV events" in " ".join(result.stdout.split())

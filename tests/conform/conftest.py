@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import kvsim, kvsim_process
 
 HERE = Path(__file__).resolve().parent
-REPO = HERE.parent.parent
 
 Conform = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,13 +27,11 @@ def fake_python(tmp_path: Path) -> str:
 
 @pytest.fixture
 def conform(tmp_path: Path) -> Conform:
-    """Runs `kvsim conform` as a user does; keywords are environment variables."""
+    """Runs `kvsim conform` in a folder of the test; keywords are environment variables."""
+    return partial(kvsim, "conform", cwd=tmp_path)
 
-    def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        variables: dict[str, Any] = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "100", **environment}
-        return subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, "-m", "kvsim", "conform", *map(str, words)],
-            cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
 
-    return run
+@pytest.fixture
+def conform_process(tmp_path: Path) -> Conform:
+    """The same, in a process of its own."""
+    return partial(kvsim_process, "conform", cwd=tmp_path)

@@ -12,9 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-from kvsim.conform.check import SetOrder
-from kvsim.conform.scenario import Conformance
-
 
 def say(value: object) -> None:
     """One line."""
@@ -39,6 +36,9 @@ def main() -> None:
         if "FAKE_ERROR" in os.environ:
             say({"error": os.environ["FAKE_ERROR"]})
             continue
+        from kvsim.conform.order import SetOrder  # noqa: PLC0415 - whoever fails does so at once
+        from kvsim.conform.scenario import Conformance  # noqa: PLC0415 - as above
+
         scenario = json.loads(line)
         records, deadlock = Conformance(scenario, "0.33.0", SetOrder()).run()
         wrong = int(os.environ.get("FAKE_WRONG", "1000000"))

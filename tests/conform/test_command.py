@@ -37,10 +37,10 @@ def one_free_block_more(lines: list[dict[str, Any]]) -> None:
     lines[100]["waiting"] = ["x0t0", *lines[100]["waiting"]]
 
 
-def test_equal_recordings(conform: Conform) -> None:
+def test_equal_recordings(conform_process: Conform) -> None:
     """One line per pair, exit code 0, whatever hash seed this process has."""
     other = GOLDEN / "recordings" / "0.23.0" / f"{NAME}.jsonl.gz"
-    done = conform(SCENARIO, RECORDING, SCENARIO, other, PYTHONHASHSEED="5")
+    done = conform_process(SCENARIO, RECORDING, SCENARIO, other, PYTHONHASHSEED="5")
     assert done.stderr == ""
     assert done.stdout == f"{NAME}: 380 steps equal (vLLM 0.33.0)\n{NAME}: 384 steps equal (vLLM 0.23.0)\n"
     assert done.returncode == 0

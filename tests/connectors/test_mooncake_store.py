@@ -158,9 +158,12 @@ def test_a_full_store_evicts_the_oldest() -> None:
 
 
 def test_a_node_that_fails_takes_its_blocks_along() -> None:
-    """Blocks lie on the writer's node, which fails: their load fails, and the request computes them again, or fails."""
+    """Blocks lie on the writer's node, which fails: their load fails, and the request computes them again, or fails.
+
+    It tries again and again until the master has given the node up.
+    """
     events = [{"at": "500ms", "instance": "i-0", "action": "fail"}]
-    cluster = {"events": events, "store": {"memory_per_node": "4GiB", "placement": "local"}}
+    cluster = {"events": events, "store": {"memory_per_node": "4GiB", "placement": "local", "client_ttl": "2s"}}
     for policy, status in (("recompute", "finished"), ("fail", "failed")):
         connector, engine = {"kv_load_failure_policy": policy}, {"num_gpu_blocks_override": 300}
         record = simulate(0, 1_000, cluster=cluster, connector=connector, engine=engine)

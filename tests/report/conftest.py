@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "results"))
 from run_builder import big_run, requests_of, series_of, small_requests, small_series, small_totals
 from sweep_points import SIZES_AND_POLICIES, sweep_at
 
+from kvsim.report.html import write_comparison, write_report
 from kvsim.results.run import Run, assemble
 from kvsim.results.runfolder import RunFolder, load_run
 
@@ -27,6 +28,22 @@ def offload(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same requests without a CPU tier."""
     return big_run(tmp_path_factory.mktemp("runs"), offload=False)
+
+
+@pytest.fixture(scope="session")
+def run_page(tmp_path_factory: pytest.TempPathFactory, offload: Run) -> Path:
+    """The report of the run with a CPU tier; not to be changed."""
+    page = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(offload, page)
+    return page
+
+
+@pytest.fixture(scope="session")
+def comparison_page(tmp_path_factory: pytest.TempPathFactory, baseline: Run, offload: Run) -> Path:
+    """The comparison of both; not to be changed."""
+    page = tmp_path_factory.mktemp("page") / "compare.html"
+    write_comparison([baseline, offload], page)
+    return page
 
 
 @pytest.fixture(scope="session")

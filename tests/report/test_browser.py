@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvsim.report.html import write_comparison, write_points, write_report
+from kvsim.report.html import write_points
 from kvsim.report.points import points_of
-from kvsim.results.run import Run
 from kvsim.results.sweep import load_sweep
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -40,14 +39,6 @@ def chromium() -> str:
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
     return found
-
-
-@pytest.fixture(scope="module")
-def run_page(offload: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The report of a run."""
-    page = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(offload, page)
-    return page.read_text(encoding="utf-8")
 
 
 def visit(browser: str, page: Path, folder: Path) -> Visit:
@@ -87,16 +78,14 @@ def check(found: Visit, svgs: int) -> None:
     assert '<button type="button">' in found.dom
 
 
-def test_run(chromium: str, tmp_path: Path, run_page: str) -> None:
+def test_run(chromium: str, tmp_path: Path, run_page: Path) -> None:
     """The report of a run renders: six plots, and a script that has made the headings of its tables buttons."""
-    (tmp_path / "report.html").write_text(run_page, encoding="utf-8")
-    check(visit(chromium, tmp_path / "report.html", tmp_path), 6)
+    check(visit(chromium, run_page, tmp_path), 6)
 
 
-def test_comparison(chromium: str, tmp_path: Path, baseline: Run, offload: Run) -> None:
+def test_comparison(chromium: str, tmp_path: Path, comparison_page: Path) -> None:
     """A comparison renders with its plots."""
-    write_comparison([baseline, offload], tmp_path / "report.html")
-    check(visit(chromium, tmp_path / "report.html", tmp_path), 7)
+    check(visit(chromium, comparison_page, tmp_path), 7)
 
 
 def test_sweep(chromium: str, tmp_path: Path, sweep_folder: Path) -> None:
@@ -120,10 +109,10 @@ document.body.append(told);
 """
 
 
-def test_sorting(chromium: str, tmp_path: Path, run_page: str) -> None:
+def test_sorting(chromium: str, tmp_path: Path, run_page: Path) -> None:
     """A click on a heading sorts by numbers, not by texts; a second click turns it round; the first column is text."""
     page = tmp_path / "report.html"
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", run_page)
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", run_page.read_text(encoding="utf-8"))
     page.write_text(text.replace("</body>", f"<script>{CLICKS}</script></body>"), encoding="utf-8")
     dom = visit(chromium, page, tmp_path).dom
     told = json.loads(dom.partition('<pre id="told">')[2].partition("</pre>")[0])
@@ -142,11 +131,11 @@ def seconds(texts: list[str]) -> list[float]:
     return [float(number) * units[unit] for number, unit in (text.split() for text in texts)]
 
 
-def test_a_script_that_is_not_ours_does_not_run(chromium: str, tmp_path: Path, run_page: str) -> None:
+def test_a_script_that_is_not_ours_does_not_run(chromium: str, tmp_path: Path, run_page: Path) -> None:
     """The page's policy allows its own script only, so nothing that a trace smuggles in could run."""
     page = tmp_path / "report.html"
     alien = "<script>document.title = 'taken'</script></body>"
-    page.write_text(run_page.replace("</body>", alien), encoding="utf-8")
+    page.write_text(run_page.read_text(encoding="utf-8").replace("</body>", alien), encoding="utf-8")
     found = visit(chromium, page, tmp_path)
     assert "<title>kvsim run cpu-128GiB</title>" in found.dom
     assert any("Content Security Policy" in line for line in found.console)
