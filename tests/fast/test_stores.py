@@ -30,6 +30,11 @@ def test_news_while_decisions_are_held_up(seed: int) -> None:
     assert not verdict.difference
 
 
+def test_an_engine_dies_while_its_scheduler_is_held_up() -> None:
+    """What it had planned to save counts, although nobody has begun to."""
+    assert not compare_store(200_020).difference
+
+
 def _spelled(runs: list[Run]) -> list[tuple[int, int]]:
     return [(run.segment, position) for run in runs for position in range(run.first, run.last)]
 
