@@ -38,10 +38,8 @@ def test_the_step_at_an_instant(model: Roofline, decode: list[int], steps: int, 
     window = Window(model, decode, started, steps, held_up)
     ends = [end + i * held_up for i, end in enumerate(accumulate(model.steps_ns(decode, steps)))]
     first = data.draw(st.integers(1, steps))
-    instants = st.one_of(
-        st.integers(0, ends[-1] + 9), st.sampled_from(ends), st.sampled_from([end + 1 for end in ends])
-    )
-    elapsed = data.draw(instants)
+    at_an_end = st.sampled_from(ends) | st.sampled_from([end + 1 for end in ends])
+    elapsed = data.draw(st.integers(0, ends[-1] + 9) | at_an_end)
     expected = min(max(bisect_left(ends, elapsed) + 1, first), steps)
     assert window.step_at(started + elapsed, first) == expected
     assert [window.span_ns(step) for step in (0, 1, steps)] == [0, ends[0], ends[-1]]
