@@ -126,9 +126,24 @@ def slow_tokenizer(encoding: Any) -> Any:
         def _convert_id_to_token(self, index: int) -> str:
             return names[index]
 
-    made = AroundTiktoken(bos_token=MARKERS[0], eos_token=MARKERS[0], additional_special_tokens=list(MARKERS))
+    made: Any = AroundTiktoken(bos_token=MARKERS[0], eos_token=MARKERS[0], additional_special_tokens=list(MARKERS))
     made.chat_template = TEMPLATE
     return made
+
+
+class DirectTokenizer:
+    """What remains when the tokenizer hands the whole text to tiktoken, as Inferact/Kimi-K2.5-NVFP4 does it."""
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        """As vLLM calls it."""
+        found: list[int] = []
+        for start in range(0, len(text), 400_000):
+            for part in _bounded_runs(text[start : start + 400_000], 25_000):
+                found.extend(self._encoding.encode(part, allowed_special="all"))
+        return {"input_ids": found}
 
 
 def _bounded_runs(text: str, most: int) -> Iterator[str]:
@@ -260,6 +275,7 @@ def parts(text_only: Any, tokenizers: dict[str, Any], repeats: int) -> Iterator[
         text = template()
         ids = list(slow(text, **wanted)["input_ids"])
         num = len(ids)
+        # (The direct one cuts the whole text after 400,000 characters, and a token there may be another.)
         assert ids == list(tokenizers["fast"](text, **wanted)["input_ids"]), "two tokenizers, two answers"
         yield "http, json, pydantic", num, *endpoint.cpu_ns(body, few)
         yield "of it: json, pydantic", num, *cpu_ns(partial(_validate, ChatCompletionRequest, body), few)
@@ -350,7 +366,11 @@ def main() -> None:
     markers = {name: len(ranks) + number for number, name in enumerate(MARKERS)}
     # No gaps in the numbers: o200k_base leaves one for its own special tokens.
     encoding = tiktoken.Encoding("o200k", pat_str=pattern, mergeable_ranks=ranks, special_tokens=markers)
-    tokenizers = {"slow": slow_tokenizer(encoding), "fast": fast_tokenizer(pattern, ranks)}
+    tokenizers = {
+        "slow": slow_tokenizer(encoding),
+        "direct": DirectTokenizer(encoding),
+        "fast": fast_tokenizer(pattern, ranks),
+    }
     gc.collect()
     gc.freeze()  # as vLLM's API servers do when they have started (utils/gc_utils.py)
     with wanted.output.open("w", newline="") as file:
