@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from worlds import MS, TraceBuilder, config, run, summary
 
+from kvsim.build import Simulation
 from kvsim.clock import Clock
+from kvsim.cluster_plan import resolve_run
 from kvsim.config import RunConfig, load_config
+from kvsim.door import Door, Guest
 from kvsim.errors import UserError
 from kvsim.frontend import Frontend, FrontendTimes
-from kvsim.results.records import NEVER, RequestRecord, RunRecord
+from kvsim.reception import Reception
+from kvsim.results.records import NEVER, FaultTotals, RequestRecord, RunRecord
 from kvsim.results.summary import digest
 from kvsim.runner import requests_frame
 
@@ -20,6 +24,18 @@ Session = tuple[int, list[tuple[int, int, int]]]  # start in ms, turns: new toke
 TIMES = {"request_time": "2ms", "token_time": "10us"}
 SPLIT = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
 INSTANT = {"nic": "instant", "bandwidth": "2097152000B/s"}  # 1 ms for a block of 16 tokens
+
+
+class Nobody:
+    """A host whom no guest reaches."""
+
+    is_dead = False
+
+    def admit(self, guest: Guest) -> tuple[str, str]:
+        raise AssertionError(guest)
+
+    def answer_to(self, request_id: str) -> None:
+        raise AssertionError(request_id)
 
 
 def play(*sessions: Session, servers: int | None = None, **parts: Any) -> RunRecord:
@@ -68,14 +84,19 @@ def test_every_turn_is_tokenized_whole() -> None:
     assert through(record) == [(3_000, 5_000), (3_610, 3_610 + 1_000 + 650)]
 
 
+def test_first_come_first_served() -> None:
+    """Three at once, one after the other."""
+    record = play(*[(0, [(100, 1, 0)])] * 3)
+    assert through(record) == [(3_000, 5_000), (6_000, 8_000), (9_000, 11_000)]
+
+
 def test_arrival_is_when_the_client_sends_it() -> None:
-    """By vLLM's priority scheduling the earlier arrival goes first; here it is the later one at the engine."""
-    record = play(
-        (0, [(200, 1, 0)]), (1, [(50, 1, 0)]), servers=2, engine={"scheduling_policy": "priority", "max_num_seqs": 1}
-    )
-    assert [each.arrival_ns for each in record.requests] == [0, MS]
-    # Through at 4 and 3.5 ms; the short one runs until 5 ms, alone.
-    assert [each.finish_ns // 1000 for each in record.requests] == [8_000, 5_000]
+    """By priority the earlier arrival goes first, though it reaches the engine later (at 4 ms, and not at 3.5 ms)."""
+    engine = {"scheduling_policy": "priority", "max_num_seqs": 1}
+    record = play((0, [(10, 6, 0)]), (0, [(200, 1, 0)]), (1, [(50, 1, 0)]), servers=3, engine=engine)
+    assert [each.arrival_ns for each in record.requests] == [0, 0, MS]
+    # The first keeps them waiting until 2.1 + 1.1 + 5 x 1.01 ms.
+    assert [each.finish_ns // 1000 for each in record.requests] == [8_250, 11_250, 12_750]
 
 
 def test_a_prompt_that_is_too_long_is_refused_when_it_is_tokenized() -> None:
@@ -177,6 +198,19 @@ def test_a_turn_that_never_reaches_an_engine_of_a_pair() -> None:
         assert second.status == "finished"
 
 
+@pytest.mark.parametrize("kind", ["nixl", "mooncake"])
+def test_a_turn_of_a_pair_ends_once(kind: str) -> None:
+    """Whoever counts hears once of it: served, or sent on when its prefill dies in front of the engine."""
+    events = [{"at": "1ms", "instance": "p-0", "action": action} for action in ("fail", "join") if kind == "mooncake"]
+    builder = TraceBuilder()
+    builder.session("s0", [(160, 3, 0)], start_ns=0)
+    cluster = {"instances": SPLIT, "network": INSTANT, "events": events}
+    settings = config(frontend=TIMES, connector={"kind": kind}, cluster=cluster)
+    done: list[tuple[int, int]] = []
+    Simulation(resolve_run(settings, builder.build()), lambda *counts: done.append(counts)).run()
+    assert done == [(1, 1)]
+
+
 def test_ranks_have_as_many_servers_as_they_are() -> None:
     """As vLLM's default for --api-server-count; the balancer chooses behind them."""
     record = play((0, [(100, 1, 0)]), (0, [(100, 1, 0)]), (0, [(100, 1, 0)]), engine={"data_parallel_size": 2})
@@ -195,6 +229,21 @@ def test_servers_listen_when_the_engine_is_ready() -> None:
         frontend.enter(1, lambda name=name: done.append((name, clock.now)))  # type: ignore[misc]
     clock.run()
     assert done == [("a", 13), ("b", 16)]
+
+
+def test_who_is_left_in_front() -> None:
+    """A simulation that is stopped says where they are."""
+    clock = Clock()
+    reception = Reception(clock, [], lambda: None)
+    door = Door(clock, reception, None, Nobody(), Frontend(clock, FrontendTimes(5, 0, 1), lambda: 0), FaultTotals())
+    trace_of = TraceBuilder()
+    trace_of.session("s0", [(16, 1, 0)])
+    (session,) = trace_of.build().sessions
+    door.submit(session, "main", 0, session.turns[0])
+    clock.run(until=3)
+    door.settle()
+    (entry,) = reception.records
+    assert (entry.status, entry.reason, entry.frontend_ns) == ("stuck", "in the frontend", 3)
 
 
 def test_no_time_is_as_no_frontend() -> None:
@@ -257,3 +306,15 @@ def test_groups_change_single_keys(tmp_path: Path) -> None:
     found = [loaded.of_group(number).frontend for number in (0, 1)]
     assert [each and (each.token_time, each.api_servers) for each in found] == [(2_000, 8), (2_000, None)]
     assert isinstance(loaded, RunConfig)
+
+
+def test_the_timeline_shows_it() -> None:
+    """Between its arrival and the engine's queue a request is in the frontend, and is counted nowhere."""
+    record = play((0, [(100, 1, 0)]), (0, [(100, 1, 0)]), output={"timeline": True})
+    assert record.timeline is not None
+    (server,) = record.timeline.processes
+    states = [[(at // 1000, state) for at, state in each.states] for each in server.lifelines.entries]
+    assert states == [
+        [(0, "frontend"), (3_000, "waiting"), (3_000, "running")],
+        [(0, "frontend"), (6_000, "waiting"), (6_000, "running")],
+    ]
