@@ -89,10 +89,8 @@ METRICS: tuple[Metric, ...] = (
 )
 """What tables and reports show, in order."""
 
-FRONTEND_METRICS: tuple[Metric, ...] = (
-    *_percentiles("Before the engine", "Frontend", ("latency", "frontend_ms"), "ms", _ALL),
-)
-"""What they show where the time before the scheduler counts."""
+FRONTEND_METRICS = tuple(_percentiles("Latency", "Frontend", ("latency", "frontend_ms"), "ms", _ALL))
+"""What they show beside other latencies where the time before the scheduler counts."""
 
 CLUSTER_METRICS: tuple[Metric, ...] = (
     Metric("Cluster", "Instances", ("cluster", "instances"), "count"),
@@ -153,11 +151,13 @@ def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """
     names = dict.fromkeys(name for summary in summaries for name in summary.get("secondary_tiers", {}))
     shown = [metric for metric in METRICS if is_shown(metric, summaries)]
-    in_front = FRONTEND_METRICS if any("frontend_ms" in summary["latency"] for summary in summaries) else ()
+    if any("frontend_ms" in summary["latency"] for summary in summaries):
+        place = next(number for number, metric in enumerate(shown) if metric.path[0] == "sessions")
+        shown[place:place] = FRONTEND_METRICS
     of_clusters = CLUSTER_METRICS if any("cluster" in summary for summary in summaries) else ()
     of_clusters += NETWORK_METRICS if any("network" in summary for summary in summaries) else ()
     of_clusters += TENANTS_METRICS if any("fairness" in summary for summary in summaries) else ()
-    return [*shown, *in_front, *of_clusters, *(metric for name in names for metric in _tier_metrics(name, summaries))]
+    return [*shown, *of_clusters, *(metric for name in names for metric in _tier_metrics(name, summaries))]
 
 
 def _tier_metrics(name: str, summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:

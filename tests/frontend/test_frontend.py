@@ -15,7 +15,9 @@ from kvsim.config import RunConfig, load_config
 from kvsim.door import Door, Guest
 from kvsim.errors import UserError
 from kvsim.frontend import Frontend, FrontendTimes
+from kvsim.plan.recommend import _resource
 from kvsim.reception import Reception
+from kvsim.results.compare import metrics_of
 from kvsim.results.records import NEVER, FaultTotals, RequestRecord, RunRecord
 from kvsim.results.summary import digest
 from kvsim.runner import requests_frame
@@ -63,6 +65,18 @@ def test_two_requests_at_once_and_one_server() -> None:
     assert through(record) == [(3_000, 5_000), (6_000, 8_000)]
     latency = summary(record)["latency"]
     assert (latency["frontend_ms"]["mean"], latency["queue_ms"]["mean"], latency["ttft_ms"]["mean"]) == (4.5, 0, 6.5)
+
+
+def test_who_has_too_few_servers_is_told() -> None:
+    """In tables beside the other latencies, in a warning, and as what binds a plan; else nowhere."""
+    slow, quick = (summary(play(*[(0, [(100, 1, 0)])] * 3, frontend={"token_time": time})) for time in ("20ms", "1us"))
+    keys = [metric.key for metric in metrics_of([slow])]
+    assert keys.index("latency.frontend_ms.p99") == keys.index("sessions.time_s.p50") - 1
+    assert [line for line in slow["warnings"] if line.startswith("Half of the requests spent 4.0 s or more in front")]
+    assert not [line for line in quick["warnings"] if "in front" in line]
+    assert (_resource(slow, "ttft_p90")[0], _resource(quick, "ttft_p90")[0]) == ("frontend", "compute")
+    without = summary(play((0, [(100, 1, 0)]), frontend=None))
+    assert "latency.frontend_ms.p50" not in [metric.key for metric in metrics_of([without])]
 
 
 def test_two_requests_at_once_and_two_servers() -> None:
