@@ -95,7 +95,7 @@ _OWN = {
     **dict.fromkeys(("--profiler-config", "--kv-events-config", "--watchdog-config"), "logging and metrics"),
     **dict.fromkeys(
         ("--api-server-count", "--renderer-num-workers"),
-        "time before the scheduler, unless the config has a section frontend",
+        "time before the scheduler, which a section frontend of the config simulates",
     ),
     **dict.fromkeys(("--structured-outputs-config", "--reasoning-config"), "serving front end"),
 }  # fmt: skip
