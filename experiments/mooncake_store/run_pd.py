@@ -67,7 +67,7 @@ def write_down(path: Path, changed: Sequence[str], rows: Sequence[tuple[str, dic
         if is_new:
             write.writerow(["changed", "store", *rows[0][1]])
         for name, row in rows:
-            cells = [f"{value:.4g}" if isinstance(value, float) else value for value in row.values()]
+            cells = [f"{value:.6g}" if isinstance(value, float) else value for value in row.values()]
             write.writerow([" ".join(changed), name, *cells])
 
 
