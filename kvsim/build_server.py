@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import simpy
 
@@ -19,8 +18,10 @@ from kvsim.clock import Clock
 from kvsim.connectors.split_multi import SplitMultiConnector
 from kvsim.copy_time import host_dram_bytes_per_s
 from kvsim.data_parallel import DataParallelServer, RankBooks, close, connect
+from kvsim.door import Door
 from kvsim.engine import Engine
 from kvsim.faults.clients import Clients
+from kvsim.frontend import Frontend
 from kvsim.handoff import Handoff
 from kvsim.host_memory import HostMemory
 from kvsim.instance import Instance
@@ -65,7 +66,7 @@ class Server:
     """What one `vllm serve` is: one rank or several data-parallel ones, on one host.
 
     Attributes:
-        submit: takes a turn (see `Instance.submit`).
+        submit: takes a turn (see `Door.submit`).
         ranks: the only one, or all of them.
 
     Args:
@@ -130,8 +131,12 @@ class Server:
         self._counts_cpu = node is None or node.is_first()
         self.books: list[RankBooks] = []
         self.ranks: list[Instance] = []
-        self._build(reception, clients)
-        self.submit: Submit = self._entrance()
+        self._build(reception)
+        times = plan.frontend
+        frontend = None if times is None else Frontend(clock, times, lambda: self._engine.ready_at)
+        self._door = Door(clock, reception, clients, self._host(), frontend, record.faults, name)
+        first = self.ranks[0]
+        self.submit: Submit = first.submit if isinstance(first, StreamingInstance) else self._door.submit
 
     def listen_to_first_tokens(self, listener: Callable[[RequestRecord], None]) -> None:
         """Tell somebody of each request when its first token is there."""
@@ -141,8 +146,8 @@ class Server:
     def serve(
         self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
     ) -> simpy.Event | tuple[str, str]:
-        """See `Instance.serve`; it has one rank."""
-        return self.ranks[0].serve(entry, session, turn, handoff)
+        """See `Door.serve`."""
+        return self._door.serve(entry, session, turn, handoff)
 
     @property
     def engine_id(self) -> str:
@@ -175,6 +180,7 @@ class Server:
     def close(self, hang: str) -> None:
         """The simulation is over: see `Books.close`."""
         close(self.books, self.record, hang)
+        self._door.settle()
         for rank in self.ranks:
             scheduler = rank.scheduler
             if isinstance(scheduler, SpeculativeScheduler):
@@ -194,11 +200,10 @@ class Server:
             self.record.schedule = self._builder.recorder.steps()
 
     # -- inside
-    def _build(self, reception: Reception, clients: Clients | None) -> None:
+    def _build(self, reception: Reception) -> None:
         plan, num_ranks = self.plan, self.plan.config.engine.data_parallel_size
         lockstep = Lockstep(self._clock, plan.step_time) if plan.model.moe and num_ranks > 1 else None
         kind = StreamingInstance if plan.config.trace.streaming_sessions else Instance
-        new_rank = partial(kind, name=self.name, clients=clients, in_runs=plan.fast)
         for rank in range(num_ranks):
             # A lone rank writes into the server's own totals, several are summed up at the end.
             record = self.record if num_ranks == 1 else replace(self.record, totals=Totals())
@@ -209,7 +214,7 @@ class Server:
             kv = engine.scheduler.kv
             block_ids = self._block_ids(kv.block_size, kv.hash_lookahead_tokens)
             self.books.append(ledger)
-            self.ranks.append(new_rank(engine, ledger, reception, rank=rank, block_ids=block_ids))
+            self.ranks.append(kind(engine, ledger, reception, in_runs=plan.fast, block_ids=block_ids))
 
     def _show(self, books: RankBooks) -> None:
         """On the timeline, if there is one. Storage belongs to all ranks and is shown with the first."""
@@ -224,13 +229,13 @@ class Server:
             if isinstance(tier, StorageTier):
                 shown.watch_tier(tier.totals.name, tier)
 
-    def _entrance(self) -> Submit:
+    def _host(self) -> Instance | DataParallelServer:
         if len(self.ranks) == 1:
-            return self.ranks[0].submit
+            return self.ranks[0]
         balancer = self.plan.release.load_balancer(len(self.ranks))
         coordinator = Coordinator(self._clock, len(self.ranks), balancer.hear)
         connect(self.books, coordinator)
-        return DataParallelServer(self.ranks, balancer, coordinator).submit
+        return DataParallelServer(self.ranks, balancer, coordinator)
 
     def _start_engine(self, books: RankBooks, lockstep: Lockstep | None = None) -> Engine:
         engine = self._engine = self._builder.build(books, lockstep)
@@ -242,6 +247,7 @@ class Server:
         """Its memory is lost and its copies are."""
         self.faults.on_engine_death()
         self._builder.lose()
+        self._door.lose()
         self._on_death()
 
     def _notify(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kvsim.config.presets import load_preset, preset_names
 from kvsim.errors import UserError
+from kvsim.frontend_plan import frontend_names, load_frontend
 from kvsim.nics import load_nic, nic_names
 from kvsim.profile import default_link, link_names, load_link
 from kvsim.registry import CONNECTORS, POLICIES, ROUTERS, STEP_TIMES, TIERS, Registry
@@ -13,6 +14,7 @@ from kvsim.releases import RELEASES
 from kvsim.steptime.gpu import gpu_names, load_gpu
 from kvsim.steptime.model import load_model, model_names
 from kvsim.storage import load_storage, storage_names
+from kvsim.units import format_time
 
 
 def catalogue(kind: str) -> list[tuple[str, str]]:
@@ -64,6 +66,11 @@ def _networks() -> list[tuple[str, str]]:
     return [(nic.name, f"{nic.device}: {nic.bandwidth.used / 1e9:g} GB/s each way") for nic in nics]
 
 
+def _frontends() -> list[tuple[str, str]]:
+    profiles = map(load_frontend, frontend_names())
+    return [(each.name, f"{each.about}: {format_time(each.token.used)} per prompt token") for each in profiles]
+
+
 def _presets() -> list[tuple[str, str]]:
     return [(each.name, f"{each.vllm}: {each.about}") for each in map(load_preset, preset_names())]
 
@@ -88,6 +95,7 @@ KINDS: dict[str, Callable[[], list[tuple[str, str]]]] = {
     "links": _links,
     "storage": _storage,
     "networks": _networks,
+    "frontends": _frontends,
     "presets": _presets,
     "releases": _releases,
 }

@@ -222,6 +222,7 @@ class Kind(StrEnum):
     links = "links"
     storage = "storage"
     networks = "networks"
+    frontends = "frontends"
     presets = "presets"
     releases = "releases"
 

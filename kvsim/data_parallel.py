@@ -10,12 +10,13 @@ import simpy
 from kvsim.books import Books
 from kvsim.clock import Clock
 from kvsim.connectors.base import SchedulerOutput, WorkerOutput
+from kvsim.door import Guest, Refusal
+from kvsim.handoff import RemoteBlocks
 from kvsim.instance import Instance
 from kvsim.load_balancer import Coordinator, LoadBalancer
 from kvsim.request import Request
 from kvsim.results.records import RunRecord, Sample, Totals
 from kvsim.scheduler import Scheduler
-from kvsim.trace.session import Session, Turn
 
 # Times during which something is busy or stalled are means over the ranks: a share of 1 means that all of them are.
 _MEANS = frozenset({"gpu_busy_ns", "h2d_busy_ns", "d2h_busy_ns", "stall_ns", "flush_stall_ns", "sync_stall_ns"})
@@ -76,16 +77,26 @@ class DataParallelServer:
     def __init__(self, ranks: Sequence[Instance], balancer: LoadBalancer, coordinator: Coordinator) -> None:
         self.ranks, self._balancer, self._coordinator = ranks, balancer, coordinator
 
-    def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
-        """See `Instance.submit`."""
-        if self.ranks[0].refusal(turn.input_tokens, turn.output_tokens):
-            return self.ranks[0].submit(session, stream, index, turn)
+    @property
+    def is_dead(self) -> bool:
+        """Never: nobody kills a server of several ranks."""
+        return False
+
+    def admit(self, guest: Guest) -> simpy.Event | Refusal:
+        """See `Instance.admit`."""
+        if self.ranks[0].refusal(guest.turn.input_tokens, guest.max_tokens):
+            return self.ranks[0].admit(guest)
         self._coordinator.catch_up()
-        rank = self._balancer.choose()
-        ended = self.ranks[rank].submit(session, stream, index, turn)
+        rank = guest.entry.rank = self._balancer.choose()
+        ended = self.ranks[rank].admit(guest)
+        assert isinstance(ended, simpy.Event)
         assert ended.callbacks is not None
         ended.callbacks.append(lambda _event: self._balancer.ended(rank))
         return ended
+
+    def answer_to(self, request_id: str) -> RemoteBlocks | None:
+        """See `Instance.answer_to`."""
+        return self.ranks[0].answer_to(request_id)
 
 
 def sum_samples(samples: Sequence[Sample], num_ranks: int | None = None) -> Sample:

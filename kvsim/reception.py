@@ -69,11 +69,15 @@ class Reception:
     def refuse(self, entry: RequestRecord, status: str, reason: str) -> simpy.Event:
         """Nobody will serve it; the event has fired."""
         entry.status, entry.reason = status, reason
-        self._on_ended()
+        self.ended()
         return self._clock.event().succeed()
 
+    def ended(self) -> None:
+        """A request has ended, and whoever counts them hears of it."""
+        self._on_ended()
+
     def told(self, ended: simpy.Event) -> simpy.Event:
-        """The same event; whoever counts the requests that have ended hears of it."""
+        """The same event; when it fires, a request has ended."""
         assert ended.callbacks is not None
-        ended.callbacks.append(lambda _event: self._on_ended())
+        ended.callbacks.append(lambda _event: self.ended())
         return ended

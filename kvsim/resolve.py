@@ -20,6 +20,8 @@ from kvsim.config import (
 from kvsim.copy_plan import CopyPlan, block_pieces, link_cautions, plan_copies
 from kvsim.errors import ConfigError, UserError
 from kvsim.fast_plan import choose_fast
+from kvsim.frontend import FrontendTimes
+from kvsim.frontend_plan import plan_frontend
 from kvsim.gate_plan import GatePlan, plan_gates
 from kvsim.host_plan import HostPlan, cpu_chunks, plan_host
 from kvsim.kv_groups import KVGroups, kv_groups
@@ -103,6 +105,7 @@ class Plan:
     copies: CopyPlan
     store: StoreLayout  # what a block is in a shared store
     host: HostPlan
+    frontend: FrontendTimes | None  # None = it takes no time
     speculation: Speculation | None
     gates: GatePlan
     parts: tuple[Plan, ...]  # of a MultiConnector's connectors, each as if it were alone
@@ -188,6 +191,8 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part
         gpu = load_gpu(config.hardware.gpu)
     with _at("hardware.link"):
         link = load_link(config.hardware.link or default_link(gpu.name))
+    with _at("frontend.preset"):
+        frontend, frontend_notes = plan_frontend(config)
     config = _with_block_size_factor(config, model)
     storages = storages_of(config.connector)
     check_async_scheduling(config)
@@ -223,6 +228,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part
         copies=copies,
         store=store,
         host=host,
+        frontend=frontend,
         gates=gates,
         parts=parts,
         fast=fast,
@@ -244,6 +250,7 @@ def _resolve(config: RunConfig, trace: Trace, *, exports_schedule: bool, is_part
             *gates.notes,
             *(ASSUMED + line for line in gates.assumptions),
             *host.notes,
+            *frontend_notes,
         ),
         cautions=(
             *_cautions(config, model, gpu, limits, sizes),

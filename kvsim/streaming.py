@@ -7,6 +7,7 @@ from typing import Any
 
 import simpy
 
+from kvsim.door import Guest
 from kvsim.instance import Instance
 from kvsim.request import Request
 from kvsim.trace.session import Session, Turn
@@ -26,26 +27,28 @@ class StreamingInstance(Instance):
         self._streams: dict[tuple[str, str], tuple[Request, Turn]] = {}  # open ones: request, last turn
 
     def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
-        """See `Instance.submit`."""
+        """See `kvsim.door.Door.submit`."""
         key = (session.name, stream)
-        entry = self._new_entry(session, stream, index, turn)
+        entry = self._reception.enter(session, stream, index, turn)
+        number = len(self._reception.records) - 1
         reason = self.refusal(turn.input_tokens, turn.output_tokens)
         if key in self._streams and (reason or not _goes_on(self._streams[key][1], turn)):
             self._end(key)
         if reason:
             return self._reception.refuse(entry, "rejected", reason)
         demands = replace(turn.demands, resumable=True)
+        guest = Guest(entry, number, session, replace(turn, demands=demands), self.engine.env.now)
         if key not in self._streams:
-            request = self._new_request(entry, session, replace(turn, demands=demands))
+            request = self._new_request(guest)
             self._books.open(request, entry)
             ended = self.engine.submit(request)
         else:
             request, _before = self._streams[key]
             kept = request.continue_with(
-                self._content(session, turn),
+                self._content(guest),
                 num_prompt_tokens=turn.input_tokens,
                 max_tokens=turn.output_tokens,
-                arrival=self.engine.env.now,
+                arrival=guest.arrival_ns,
                 demands=demands,
             )
             self._books.open(request, entry, kept_tokens=kept)

@@ -62,9 +62,12 @@ class TimelineRecorder(EngineObserver):
 
     # -- requests
     def on_open(self, request: Request, entry: RequestRecord) -> None:
-        """The request arrives now."""
-        self._open[request] = Lifeline(entry, [])
+        """The request arrives at the engine now; perhaps it has spent time in front of it."""
+        lifeline = self._open[request] = Lifeline(entry, [])
         self._enter(request, "waiting")
+        decodes = request.handoff is not None and request.handoff.role == "decode"
+        if spent_ns := entry.decode_frontend_ns if decodes else entry.frontend_ns:
+            lifeline.states.insert(0, (self._clock.now - spent_ns, "frontend"))
         self._count_requests()
 
     def _enter(self, request: Request, state: str) -> None:

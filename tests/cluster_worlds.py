@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fast_compare import Verdict, digest, first_difference, happened
-from fast_worlds import presets_read_once, random_world
+from fast_worlds import presets_read_once, random_world, with_frontend
 
 from kvsim.build import Simulation
 from kvsim.cluster_plan import ClusterPlan, resolve_run
@@ -105,11 +105,13 @@ def difference(expected: RunRecord, found: RunRecord) -> str:
     return first_difference(_spelled(expected), _spelled(found))
 
 
-def compare_cluster(seed: int) -> Verdict:
+def compare_cluster(seed: int, *, frontend: bool = False) -> Verdict:
     """The cluster of a seed on both engines, and with its groups in another order."""
     verdict = Verdict(seed, "cluster")
     try:
         world = random_cluster(seed)
+        if frontend:
+            world = replace(world, config=with_frontend(world.config, seed))
         plan = world.plan()
         found = played(plan)
         verdict.difference = difference(played(reference(plan)), found)

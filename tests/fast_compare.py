@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fast_orders import Names, orders
-from fast_worlds import World, presets_read_once, random_world
+from fast_worlds import World, presets_read_once, random_world, with_frontend
 
 from kvsim.build import Simulation
 from kvsim.cohort_scheduler import CohortScheduler
@@ -33,11 +33,13 @@ class Verdict:
     seen: Counter[str] = field(default_factory=Counter)
 
 
-def compare_seed(seed: int, *, scale: int = 1, spoil: Callable[[Plan], Plan] = lambda plan: plan) -> Verdict:
+def compare_seed(
+    seed: int, *, scale: int = 1, spoil: Callable[[Plan], Plan] = lambda plan: plan, frontend: bool = False
+) -> Verdict:
     """The world of a seed. ``spoil``: makes a plan for the reference that is not quite the same."""
     with presets_read_once():
         world = random_world(seed, scale=scale)
-        plan = resolve(world.config, world.trace)
+        plan = resolve(with_frontend(world.config, seed) if frontend else world.config, world.trace)
     if not plan.fast:
         return Verdict(seed, world.shape, f"the fast engine does not run this: {plan.notes[0]}")
     verdict = Verdict(seed, world.shape)
@@ -152,6 +154,7 @@ def happened(record: RunRecord) -> Counter[str]:
     seen["runs with load stalls"] = bool(totals.stall_ns)
     seen["runs with flush stalls"] = bool(totals.flush_stall_ns)
     seen["runs slowed down by copies"] = bool(totals.slowdown_ns)
+    seen["requests that spent time in front"] = sum(entry.frontend_ns > 0 for entry in record.requests)
     seen["samples"] = len(record.series.samples)
     seen["engine deaths"], seen["client aborts"] = record.faults.engine_deaths, record.faults.client_aborts
     seen["runs given up"] = any("stopped" in line for line in record.cautions)

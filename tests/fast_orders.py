@@ -11,6 +11,7 @@ from typing import Any
 from kvsim.build import Simulation
 from kvsim.cache.block_pool import BlockPool
 from kvsim.connectors.offloading import OffloadingConnector
+from kvsim.door import Guest
 from kvsim.extents.arc import RunArcPolicy
 from kvsim.extents.content import PathContent
 from kvsim.extents.extent_pool import ExtentPool
@@ -24,7 +25,6 @@ from kvsim.offload.manager import OffloadingManager
 from kvsim.offload.policies.arc import ArcPolicy
 from kvsim.offload.policies.lru import LruPolicy, LruPolicy023
 from kvsim.tiers.files import Files
-from kvsim.trace.session import Session, Turn
 
 
 class Names:
@@ -41,12 +41,12 @@ class Names:
         content_of, trace = instance._content, simulation.plan.config.trace
         self.factor = getattr(simulation.plan.config.connector, "block_size_factor", 1)
 
-        def noted(session: Session, turn: Turn) -> Any:
-            content = content_of(session, turn)
+        def noted(guest: Guest) -> Any:
+            content, turn = content_of(guest), guest.turn
             size, total = simulation.plan.sizes.block_tokens, turn.input_tokens + turn.output_tokens
-            salt = instance._reception.salt_of(session)
-            number, num_salts = len(simulation.record.requests) - 1, max(len(trace.tenants), 1)
-            path = PathContent(turn.chain, size, total, number, salt=salt, num_salts=num_salts).path
+            salt = instance._reception.salt_of(guest.session)
+            num_salts = max(len(trace.tenants), 1)
+            path = PathContent(turn.chain, size, total, guest.number, salt=salt, num_salts=num_salts).path
             for block, key in zip(content.block_hashes(0, len(path)), path.keys(0, len(path)), strict=True):
                 same = self._key_of.setdefault(block, key) == key and self._number_of.setdefault(key, block) == block
                 assert same, f"{key} is not what {block} was"

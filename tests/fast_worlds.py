@@ -18,7 +18,7 @@ from unittest.mock import patch
 import worlds
 
 from kvsim.chain import ROOT, Leaf, PrefixTree
-from kvsim.config import RunConfig
+from kvsim.config import FrontendConfig, RunConfig
 from kvsim.profile import load_link
 from kvsim.storage import load_storage
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
@@ -55,6 +55,14 @@ def random_world(seed: int, *, scale: int = 1) -> World:
     shape = rng.choice(SHAPES)
     trace = worlds.random_trace(rng) if shape == "mixed" else Forest(rng, shape, scale).trace()
     return World(seed, shape, trace, _random_config(rng, shape, scale), rng.choice([1, 1, 3]))
+
+
+def with_frontend(config: RunConfig, seed: int) -> RunConfig:
+    """The same with API servers in front, whose times are round, too."""
+    rng = random.Random(f"frontend {seed}")
+    times = {"request_time": rng.choice(["0", "10us", "1ms"]), "token_time": rng.choice(["1us", "10us", "100us"])}
+    frontend = FrontendConfig.model_validate(times | {"api_servers": rng.choice([1, 1, 2, 5])})
+    return config.model_copy(update={"frontend": frontend})
 
 
 # -- traces

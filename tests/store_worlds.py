@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster_worlds import ClusterWorld, random_cluster
 from fast_compare import Verdict, happened
+from fast_worlds import with_frontend
 
 from kvsim.build import Simulation
 from kvsim.cluster_plan import ClusterPlan
@@ -124,14 +125,17 @@ def played(plan: ClusterPlan) -> Played:
     return Played(record, left)
 
 
-def compare_store(seed: int) -> Verdict:
+def compare_store(seed: int, *, frontend: bool = False) -> Verdict:
     """The store world of a seed on both engines."""
     from cluster_worlds import difference, reference  # noqa: PLC0415 - the mutant's
     from fast_compare import first_difference  # noqa: PLC0415
 
     verdict = Verdict(seed, "store")
     try:
-        plan = for_both_engines(seed).plan()
+        world = for_both_engines(seed)
+        if frontend:
+            world = replace(world, config=with_frontend(world.config, seed))
+        plan = world.plan()
         if not plan.fast:
             verdict.difference = f"the fast engine does not run this: {plan.notes[0]}"
             return verdict

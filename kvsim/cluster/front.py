@@ -81,7 +81,7 @@ class Front:
         self._num_routed = 0
 
     def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
-        """See `kvsim.instance.Instance.submit`."""
+        """See `kvsim.door.Door.submit`."""
         ended = self._clock.event()
         place = (*self._places[session.name, stream], index)
         if not self._inbox:

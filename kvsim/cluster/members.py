@@ -31,7 +31,7 @@ class Member(Protocol):
     def serve(
         self, entry: RequestRecord, session: Session, turn: Turn, handoff: Handoff
     ) -> simpy.Event | tuple[str, str]:
-        """See `kvsim.instance.Instance.serve`."""
+        """See `kvsim.door.Door.serve`."""
         ...
 
     def kill(self) -> None:

@@ -26,6 +26,12 @@ from kvsim.trace.session import Session, Trace, Turn
 Place = tuple[int, int, int]  # of a turn in its trace: session, stream, turn
 Scope = Callable[[Session, Turn], int]
 
+_OF_PREFILL = (
+    "local_hit_tokens", "external_hit_tokens", "secondary_hit_tokens", "load_wait_ns", "first_scheduled_ns",
+    "frontend_ns",
+)  # fmt: skip
+"""Columns of a turn's record that tell of its prefill."""
+
 
 @dataclass(eq=False, slots=True)
 class _Journey:
@@ -99,7 +105,7 @@ class Proxy:
         self._num_turns = 0
 
     def submit(self, session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
-        """See `kvsim.instance.Instance.submit`."""
+        """See `kvsim.door.Door.submit`."""
         place = (*self._places[session.name, stream], index)
         journey = _Journey(place, session, stream, turn, self._clock.event())
         self._drop(self._prefill, journey, self._send_to_prefill)
@@ -173,12 +179,7 @@ class Proxy:
             self._drop(self._decode, journey, self._send_to_decode)
 
     def _prefilled(self, journey: _Journey, request: Request) -> None:
-        entry, part = journey.entry, journey.part
-        assert entry is not None
-        assert part is not None
-        for name in ("local_hit_tokens", "external_hit_tokens", "secondary_hit_tokens", "load_wait_ns"):
-            setattr(entry, name, getattr(part, name))
-        entry.first_scheduled_ns = part.first_scheduled_ns
+        part = self._note_prefill(journey)
         if journey.remote is not None:
             return  # it has been sent on
         if part.status != "finished":
@@ -188,6 +189,16 @@ class Proxy:
         journey.remote = request.handoff.answer
         assert journey.remote is not None or self._pairs, "an ended prefill keeps its blocks"
         self._drop(self._decode, journey, self._send_to_decode)
+
+    @staticmethod
+    def _note_prefill(journey: _Journey) -> RequestRecord:
+        """What the turn's record says of its prefill; that one's own record."""
+        entry, part = journey.entry, journey.part
+        assert entry is not None
+        assert part is not None
+        for name in _OF_PREFILL:
+            setattr(entry, name, getattr(part, name))
+        return part
 
     def _send_to_decode(self, journey: _Journey) -> None:
         pool, entry = self._decode, journey.entry
@@ -200,11 +211,10 @@ class Proxy:
         server = self._servers[number]
         entry.instance = server.name
         started = server.serve(entry, journey.session, journey.turn, Handoff("decode", journey.remote))
-        if isinstance(started, simpy.Event):
-            self._reception.told(started)
         self._follow(pool, journey, view, number, entry, started, self._decoded)
 
     def _decoded(self, journey: _Journey, _request: Request) -> None:
+        self._reception.ended()
         assert journey.entry is not None
         assert journey.part is not None
         journey.entry.preemptions += journey.part.preemptions
@@ -232,8 +242,16 @@ class Proxy:
         def end(event: simpy.Event) -> None:
             del pool.flights[record.request_id]
             self._tell_end(pool, journey, view, number, record)
-            request: Any = event.value
-            then(journey, request)
+            outcome: Any = event.value
+            if not isinstance(outcome, tuple):
+                then(journey, outcome)
+                return
+            # It never reached the engine.
+            if pool is self._prefill:
+                self._note_prefill(journey)
+                if journey.remote is not None:
+                    return  # it has been sent on
+            self._refuse(journey, *outcome)
 
         assert started.callbacks is not None
         started.callbacks.append(end)

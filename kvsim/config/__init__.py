@@ -25,6 +25,7 @@ from kvsim.config.engine import (
     StepTime,
 )
 from kvsim.config.faults import FaultsConfig, MediumFaults
+from kvsim.config.frontend import FrontendConfig
 from kvsim.config.gates import ImagesConfig, StructuredOutputConfig
 from kvsim.config.host import HostConfig
 from kvsim.config.lmcache_mp import LMCacheL2, LMCacheMPConnectorConfig
@@ -56,6 +57,7 @@ __all__ = [
     "ExampleTierConfig",
     "FaultsConfig",
     "FixedStepTime",
+    "FrontendConfig",
     "FsTierConfig",
     "Given",
     "HardwareConfig",

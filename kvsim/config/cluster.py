@@ -15,7 +15,7 @@ from kvsim.config.store import StoreConfig
 from kvsim.units import Duration
 
 MOST_INSTANCES = 10_000
-SECTIONS = ("hardware", "engine", "connector", "step_time", "transfer")
+SECTIONS = ("hardware", "engine", "connector", "step_time", "transfer", "frontend")
 """What a group may have differently."""
 COMMON = frozenset({"seed", "trace", "model", "faults", "output", "python_path", "notes", "debug", "cluster"})
 """What it may not."""
@@ -38,6 +38,7 @@ class InstanceGroup(Component):
     connector: Overrides = Field(description="keys of connector that differ")
     step_time: Overrides = Field(description="keys of step_time that differ")
     transfer: Overrides = Field(description="keys of transfer that differ")
+    frontend: Overrides = Field(description="keys of frontend that differ")
 
     @model_validator(mode="before")
     @classmethod

@@ -24,6 +24,7 @@ from kvsim.config.custom import check_classes, class_paths
 from kvsim.config.engine import EngineConfig, HardwareConfig, ModelConfig, RooflineStepTime, StepTime
 from kvsim.config.faults import FaultsConfig, MediumFaults
 from kvsim.config.fields import Folders, Name, Text
+from kvsim.config.frontend import FrontendConfig
 from kvsim.config.presets import expand_presets
 from kvsim.config.tiers import tier_names
 from kvsim.config.trace import TraceConfig
@@ -65,6 +66,9 @@ class RunConfig(Component):
     connector: Connector = Field(default_factory=NoConnector, description="where KV goes that leaves the GPU")
     step_time: StepTime = Field(default_factory=RooflineStepTime, description="how long a forward pass takes")
     transfer: Transfer = Field(default_factory=ProfileTransfer, description="how long KV copies take")
+    frontend: FrontendConfig | None = Field(
+        None, description="time before the scheduler hears of a request; null = it takes none"
+    )
     faults: FaultsConfig = Field(default_factory=FaultsConfig, description="what goes wrong, on purpose")
     cluster: ClusterConfig | None = Field(None, description="several such servers behind a router; null = one server")
     output: OutputConfig = Field(default_factory=OutputConfig, description="what the run leaves behind")
@@ -92,6 +96,10 @@ class RunConfig(Component):
         of_clients = FaultsConfig().model_copy(update=theirs)
         if self.trace.streaming_sessions and self.faults != FaultsConfig():
             raise Misfit("faults", "expected none with streaming sessions")
+        if self.trace.streaming_sessions and self.frontend is not None:
+            raise Misfit(
+                "frontend", "expected none with trace.streaming_sessions: what they send is not tokenized anew"
+            )
         if self.engine.data_parallel_size > 1 and self.faults != of_clients:
             raise Misfit("faults", "expected those of clients only (aborts, client_timeout) with several ranks")
         if self.cluster is not None and self.faults != of_clients:
@@ -131,8 +139,9 @@ class RunConfig(Component):
         for section in SECTIONS:
             changes = getattr(group, section)
             # Another kind has other keys.
-            other = "kind" in changes and changes["kind"] != data[section].get("kind") and section in _WITH_KINDS
-            data[section] = changes if other else data[section] | changes
+            given = data[section] or {}  # there may be no frontend
+            other = "kind" in changes and changes["kind"] != given.get("kind") and section in _WITH_KINDS
+            data[section] = changes if other else (given | changes) or None
 
         def place(keys: Keys) -> str:
             own = len(keys) > 1 and keys[0] in SECTIONS and keys[1] in getattr(group, str(keys[0]))
@@ -302,6 +311,7 @@ _WITH_KINDS = ("connector", "step_time", "transfer")  # engine.kind only says ho
 _OF_SERVER: tuple[Keys, ...] = (
     ("hardware", "gpu"),
     ("hardware", "link"),
+    ("frontend", "preset"),
     ("connector", "tiers", "*", "storage"),
     ("connector", "connectors", "*", "tiers", "*", "storage"),
 )

@@ -79,6 +79,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from kvsim.handoff import RemoteBlocks
 from kvsim.kv_events import KVCacheEvent
 from kvsim.offload.store_use import StoreUse
 from kvsim.request import Request
@@ -231,6 +232,10 @@ class KVConnector(ABC):
 
     def on_new_request(self, request: Request) -> None:
         """The request has arrived."""
+
+    def answer_to(self, request_id: str) -> RemoteBlocks | None:
+        """What the decode part of a turn can be told before its prefill part has reached the engine; None = nothing."""
+        return None
 
     @abstractmethod
     def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:

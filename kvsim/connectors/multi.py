@@ -15,6 +15,7 @@ from kvsim.connectors.base import (
     SchedulerOutput,
     WorkerOutput,
 )
+from kvsim.handoff import RemoteBlocks
 from kvsim.kv_events import KVCacheEvent
 from kvsim.request import Request
 
@@ -74,6 +75,10 @@ class MultiConnector(KVConnector):
     def on_new_request(self, request: Request) -> None:
         for part in self.parts:
             part.on_new_request(request)
+
+    def answer_to(self, request_id: str) -> RemoteBlocks | None:
+        answers = (part.answer_to(request_id) for part in self.parts)
+        return next((answer for answer in answers if answer is not None), None)
 
     def update_state_after_alloc(self, request: Request, table: BlockTable, num_external_tokens: int) -> None:
         chosen = self._chosen.get(request)

@@ -133,7 +133,11 @@ class NixlConnector(KVConnector):
         if handoff.role == "decode" and handoff.remote is not None and self._beats:
             self._heartbeats.begin(request, handoff.remote)
         elif handoff.role == "prefill" and self._answers_at_once:
-            handoff.answer = RemoteBlocks(self._port.engine_id, request.request_id, (), 0, self._size)
+            handoff.answer = self.answer_to(request.request_id)
+
+    def answer_to(self, request_id: str) -> RemoteBlocks | None:
+        """With Mooncake the prefill's engine and id are all that the other side needs to know."""
+        return RemoteBlocks(self._port.engine_id, request_id, (), 0, self._size) if self._answers_at_once else None
 
     def get_num_new_matched_tokens(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
         """All of the prompt that is not here (pull_scheduler.py: remote prefill)."""

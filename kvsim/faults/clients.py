@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import simpy
 
 from kvsim.clock import Clock
-from kvsim.request import Request
 
-Abort = Callable[[Request, str], None]  # the request, and why its client has gone
+Abort = Callable[[str], None]  # why its client has gone
 
 
 class Clients:
@@ -36,7 +35,7 @@ class Clients:
         self._scripted = scripted
         self._random = random.Random(f"{seed} clients")
 
-    def watch(self, number: int, request: Request, ended: simpy.Event, abort: Abort) -> None:
+    def watch(self, number: int, ended: simpy.Event, abort: Abort) -> None:
         """A request has arrived, the ``number``-th of the run; ``ended`` fires when it is over, ``abort`` ends it."""
         moments: list[tuple[int, str]] = []
         if self._timeout_ns is not None:
@@ -47,6 +46,6 @@ class Clients:
             moments.append((self._scripted[number], "client went away"))
         if moments:
             delay_ns, reason = min(moments)
-            alarm = self._clock.alarm(delay_ns, lambda: abort(request, reason))
+            alarm = self._clock.alarm(delay_ns, lambda: abort(reason))
             assert ended.callbacks is not None
             ended.callbacks.append(lambda _event: self._clock.cancel(alarm))

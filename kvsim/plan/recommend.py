@@ -47,7 +47,7 @@ class Bottleneck:
 
     Attributes:
         check: the limit of the SLO that is closest to being missed; None if there are no figures.
-        resource: one of queue, gpu_kv, gpu, load_link, store_link, tier, compute, none.
+        resource: one of queue, gpu_kv, gpu, load_link, store_link, tier, frontend, compute, none.
         text: both, in words.
     """
 
@@ -170,6 +170,9 @@ def _resource(summary: Mapping[str, Any], key: str) -> tuple[str, str]:
         return "queue", f"{waits}, {preempted:,} preemptions)"
     if load is not None and load >= ttft / 2:
         return "load_link", f"load wait P90 is {amount('ttft', load * 1e6)} of it ({gpu})"
+    front = latency.get("frontend_ms", {}).get("p90")
+    if front is not None and front >= ttft / 2:
+        return "frontend", f"P90 of the time before the engine is {amount('ttft', front * 1e6)} of it (API servers)"
     waits = f"queue P90 {amount('ttft', (queue or 0) * 1e6)}, load wait P90 {amount('ttft', (load or 0) * 1e6)}"
     return "compute", f"{waits}, the rest is computing what no cache has; {gpu}"
 

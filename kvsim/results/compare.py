@@ -89,6 +89,9 @@ METRICS: tuple[Metric, ...] = (
 )
 """What tables and reports show, in order."""
 
+FRONTEND_METRICS = tuple(_percentiles("Latency", "Frontend", ("latency", "frontend_ms"), "ms", _ALL))
+"""What they show beside other latencies where the time before the scheduler counts."""
+
 CLUSTER_METRICS: tuple[Metric, ...] = (
     Metric("Cluster", "Instances", ("cluster", "instances"), "count"),
     Metric("Cluster", "Busiest / mean", ("cluster", "busiest"), "ratio", "lower"),
@@ -148,6 +151,9 @@ def metrics_of(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """
     names = dict.fromkeys(name for summary in summaries for name in summary.get("secondary_tiers", {}))
     shown = [metric for metric in METRICS if is_shown(metric, summaries)]
+    if any("frontend_ms" in summary["latency"] for summary in summaries):
+        place = next(number for number, metric in enumerate(shown) if metric.path[0] == "sessions")
+        shown[place:place] = FRONTEND_METRICS
     of_clusters = CLUSTER_METRICS if any("cluster" in summary for summary in summaries) else ()
     of_clusters += NETWORK_METRICS if any("network" in summary for summary in summaries) else ()
     of_clusters += TENANTS_METRICS if any("fairness" in summary for summary in summaries) else ()
@@ -188,7 +194,7 @@ def _each_tenant(summaries: Sequence[Mapping[str, Any]]) -> list[Metric]:
     ]
 
 
-METRIC: Mapping[str, Metric] = {metric.key: metric for metric in (*METRICS, *NETWORK_METRICS)}
+METRIC: Mapping[str, Metric] = {metric.key: metric for metric in (*METRICS, *FRONTEND_METRICS, *NETWORK_METRICS)}
 
 
 @dataclass(frozen=True, slots=True)

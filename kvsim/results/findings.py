@@ -106,6 +106,18 @@ def _queued(summary: Summary) -> list[str]:
     ]
 
 
+def _in_front(summary: Summary) -> list[str]:
+    front, ttft = summary["latency"].get("frontend_ms", {}).get("p50"), summary["latency"]["ttft_ms"]["p50"]
+    if front is None or ttft is None or front < LONG_QUEUE_MS or front < ttft / 2:
+        return []
+    return [
+        (
+            f"Half of the requests spent {front / 1000:.1f} s or more in front of the engine: the API servers are"
+            " overloaded. More of them (--api-server-count) or a faster tokenizer would help, a larger cache would not."
+        )
+    ]
+
+
 def _few(summary: Summary) -> list[str]:
     finished = summary["requests"]["finished"]
     if not 0 < finished < FEW_REQUESTS:
@@ -321,6 +333,7 @@ _RULES: tuple[Callable[[Summary], list[str]], ...] = (
     _unfinished,
     _faulty,
     _queued,
+    _in_front,
     _uneven,
     _preempted,
     _stalled,

@@ -43,6 +43,9 @@ class RequestRecord:
     decode_hit_tokens: int = 0  # of the prompt, in the decode instance's own cache
     remote_tokens: int = 0  # of the prompt, that the decode instance got from the prefill instance
     remote_wait_ns: int = 0  # parked in the decode instance until they were there
+    # Before an engine heard of it (see `kvsim.frontend`): waiting for an API server, and there.
+    frontend_ns: int = 0
+    decode_frontend_ns: int = 0  # the same in front of the decode instance, where prefill and decode are apart
 
 
 @dataclass(slots=True)

@@ -88,8 +88,9 @@ def summarize(
     - *TTFT, TPOT, E2E* as in ``vllm bench serve``, over finished requests: first token - arrival;
       (finish - first token) / (output tokens - 1) where there is more than one output token; finish -
       arrival.
-    - *Queue time*: first scheduled - arrival, less the time parked while KV was loaded, over admitted requests.
-      *Load wait*: that time, over admitted requests with an external hit.
+    - *Queue time*: first scheduled - arrival, less the time parked while KV was loaded and the time before the engine
+      heard of it, over admitted requests. *Load wait*: the former, over admitted requests with an external hit.
+      *Frontend*: the latter (of both sides, where prefill and decode are apart); only if there is any.
     - *Throughput*: tokens and requests of finished requests over the makespan, first arrival to last finish.
     - *Shares of time* (GPU busy, stall, links): over the span, first arrival to the end of the run.
     - *Session time*: first arrival to last finish, sub-agents included, over sessions whose requests all
@@ -201,6 +202,13 @@ def _ints(frame: pd.DataFrame, name: str) -> Ints:
     return frame[name].to_numpy(dtype=np.int64)
 
 
+def frontend_ns(requests: pd.DataFrame) -> Ints:
+    """Time of each request before the engine heard of it (that of the prefill, if there are two)."""
+    if "frontend_ns" not in requests.columns:  # of an older run
+        return np.zeros(len(requests), dtype=np.int64)
+    return _ints(requests, "frontend_ns")
+
+
 def _div(value: float | None, by: float | None) -> float | None:
     """The quotient, or None where one side is missing or the divisor is not positive."""
     return float(value / by) if value is not None and by is not None and by > 0 else None
@@ -258,14 +266,17 @@ def _latency(
     output = _ints(requests, "output_tokens")
     spoke = finished & (first >= 0)
     several = spoke & (output > 1)
-    load_wait = _ints(requests, "load_wait_ns")
+    load_wait, frontend = _ints(requests, "load_wait_ns"), frontend_ns(requests)
     loaded = admitted & (_ints(requests, "external_hit_tokens") > 0)
+    decode = _ints(requests, "decode_frontend_ns") if "decode_frontend_ns" in requests.columns else 0
+    in_front = frontend + decode
     return {
         "ttft_ms": spread((first - arrival)[spoke], 1e6),
         "tpot_ms": spread((finish - first)[several] / (output[several] - 1), 1e6),
         "e2e_s": spread((finish - arrival)[finished], 1e9),
-        "queue_ms": spread(np.maximum(scheduled - arrival - load_wait, 0)[admitted], 1e6),
+        "queue_ms": spread(np.maximum(scheduled - arrival - load_wait - frontend, 0)[admitted], 1e6),
         "load_wait_ms": spread(load_wait[loaded], 1e6),
+        **({"frontend_ms": spread(in_front[admitted], 1e6)} if in_front.any() else {}),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvsim.results.summary import spread, summarize_requests
+from kvsim.results.summary import frontend_ns, spread, summarize_requests
 
 
 def summarize_tenants(requests: pd.DataFrame, quotas: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def jain(shares: Sequence[float]) -> float | None:
 def _slowdowns(requests: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
     columns = ("arrival_ns", "first_scheduled_ns", "finish_ns", "load_wait_ns")
     arrival, scheduled, finish, load_wait = (requests[name].to_numpy(dtype=np.int64) for name in columns)
-    whole, queue = finish - arrival, np.maximum(scheduled - arrival - load_wait, 0)
+    whole, queue = finish - arrival, np.maximum(scheduled - arrival - load_wait - frontend_ns(requests), 0)
     counted = (requests["status"].astype(str) == "finished").to_numpy() & (scheduled >= 0) & (whole > queue)
     return np.asarray(whole[counted] / (whole - queue)[counted], dtype=np.float64)
 

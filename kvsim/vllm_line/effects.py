@@ -93,6 +93,10 @@ _OWN = {
     **dict.fromkeys(("--disable-log-stats", "--enable-log-requests", "--aggregate-engine-logging"),
                     "logging and metrics"),
     **dict.fromkeys(("--profiler-config", "--kv-events-config", "--watchdog-config"), "logging and metrics"),
+    **dict.fromkeys(
+        ("--api-server-count", "--renderer-num-workers"),
+        "time before the scheduler, which a section frontend of the config simulates",
+    ),
     **dict.fromkeys(("--structured-outputs-config", "--reasoning-config"), "serving front end"),
 }  # fmt: skip
 

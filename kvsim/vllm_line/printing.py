@@ -35,15 +35,15 @@ _SWITCHES = (
     "disable_chunked_mm_input", "async_scheduling",
 )  # fmt: skip
 _KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
-_SECTIONS = ("model", "hardware", "engine", "connector", "step_time", "transfer")
+_SECTIONS = ("model", "hardware", "engine", "connector", "step_time", "transfer", "frontend")
 # Facts about hardware and its speed, and what is assumed: vLLM has them, and no flag says them.
 _NO_FLAG = re.compile(
-    r"(hardware|step_time|transfer|cluster)\..*|engine\.kind|engine\.speculative\.(acceptance_rate|draft_time)"
+    r"(hardware|step_time|transfer|cluster|frontend)\..*|engine\.kind|engine\.speculative\.(acceptance_rate|draft_time)"
     r"|connector\.(.*\.)?(storage|name|(read|write)_bandwidth|latency|handshake|lookup_latency|descriptor_time"
     r"|piecewise_launch|kv_layout|coalesce|restarts.*)"
 )
-# With lmcache server; in tokens, which is all that 0.23.0 has.
-_SAID_ELSEWHERE = re.compile(r"connector\.(.*\.)?(l1_size|chunk_size|block_size_factor)")
+# With lmcache server; in tokens, which is all that 0.23.0 has; a flag without effect unless there is a frontend.
+_SAID_ELSEWHERE = re.compile(r"connector\.(.*\.)?(l1_size|chunk_size|block_size_factor)|frontend\.api_servers")
 
 
 def to_command_line(config: RunConfig, like: CommandLine | None = None) -> str:
@@ -97,6 +97,8 @@ def _words(config: RunConfig, role: str, like: CommandLine | None) -> list[list[
         value = getattr(engine, key)
         if value is not None and value != type(engine).model_fields[key].default:
             words.append([f"--{key.replace('_', '-')}", str(value)])
+    if config.frontend is not None and config.frontend.api_servers is not None:
+        words.append(["--api-server-count", str(config.frontend.api_servers)])
     words += _switches(engine, spec)
     interval = engine.prefix_cache_retention_interval
     if interval != 0 and engine.vllm_version != "0.23.0":

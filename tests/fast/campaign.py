@@ -27,6 +27,7 @@ from store_worlds import compare_store
 
 from kvsim.resolve import resolve
 
+FRONTENDS = 10  # one of so many is played again with API servers in front, alone and as a cluster
 CLUSTERS = 4  # one of so many worlds is played once more, by a cluster, and one by a cluster with a shared store
 
 REPO = Path(__file__).resolve().parents[2]
@@ -75,6 +76,10 @@ def main() -> None:
     tasks += [joblib.delayed(compare_seed)(seed, scale=options.scale) for seed in seeds]
     tasks += [joblib.delayed(compare_cluster)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
     tasks += [joblib.delayed(compare_store)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
+    in_front = seeds[: options.worlds // FRONTENDS]
+    tasks += [
+        joblib.delayed(each)(seed, frontend=True) for each in (compare_seed, compare_cluster) for seed in in_front
+    ]
     work = joblib.Parallel(n_jobs=options.jobs, return_as="generator", batch_size="auto")(tasks)
     quiet = Console(stderr=True, quiet=not sys.stderr.isatty())
     verdicts: list[Verdict] = []

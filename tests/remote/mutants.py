@@ -203,8 +203,8 @@ MUTANTS = [
     (
         "proxy: hits are those of the prefill instance",
         PROXY,
-        '("local_hit_tokens", "external_hit_tokens", "secondary_hit_tokens", "load_wait_ns")',
-        '("load_wait_ns",)',
+        '"local_hit_tokens", "external_hit_tokens", "secondary_hit_tokens", "load_wait_ns", "first_scheduled_ns",',
+        '"load_wait_ns", "first_scheduled_ns",',
     ),
     ("proxy: a prefill that failed is not sent on", PROXY, 'if part.status != "finished":', "if False:"),
     # -- one prefix over two paths

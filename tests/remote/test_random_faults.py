@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from fast_worlds import with_frontend
 from worlds import MS, config, random_trace
 
 from kvsim.build import Simulation
@@ -48,10 +49,17 @@ def world(seed: int) -> tuple[Any, Any]:
     return settings, random_trace(rng)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_conservation(seed: int) -> None:
-    """Blocks that were wanted have come or failed; living engines hold nothing when all is over; no order counts."""
+@pytest.mark.parametrize(
+    ("seed", "frontend"), [*((seed, False) for seed in range(24)), *((seed, True) for seed in range(8))]
+)
+def test_conservation(seed: int, *, frontend: bool) -> None:
+    """Blocks that were wanted have come or failed; living engines hold nothing when all is over; no order counts.
+
+    ``frontend``: with API servers in front of all instances, which may fail with them.
+    """
     settings, trace = world(seed)
+    if frontend:
+        settings = with_frontend(settings, seed)
     simulation = Simulation(resolve_run(settings, trace))
     record = simulation.run()
     totals = [each.network for each in record.instances if each.network is not None]
