@@ -22,11 +22,13 @@ class ComputeStream:
 
     Attributes:
         lost_ns: time by which passes that have ended took longer than alone.
+        has_followers: whether something begins when the latest pass ends.
     """
 
     def __init__(self, env: Clock, turn: int = 0) -> None:
         self._env, self._end_priority = env, STEP_END_PRIORITY + turn
         self.lost_ns = 0
+        self.has_followers = False
         self._speed_ppm = FULL_PPM
         self._slowdowns: list[int] = []  # of each link
         self._work = 0  # what is left of the pass: nanoseconds at full speed, times FULL_PPM
@@ -42,7 +44,7 @@ class ComputeStream:
         assert self.ended is None, "one forward pass at a time"
         self._work, self._updated_ns = work_ns * FULL_PPM, self._env.now
         self._alone_until_ns = self._env.now + work_ns
-        self.ended, self._is_fluid = self._env.event(), True
+        self.ended, self._is_fluid, self.has_followers = self._env.event(), True, False
         self._wake_at_end()
         return self.ended
 
@@ -86,6 +88,7 @@ class ComputeStream:
         else:
             assert self.ended.callbacks is not None
             self.ended.callbacks.append(lambda _event: action())
+            self.has_followers = True
 
     def disturber(self) -> Callable[[int], None]:
         """For one more link whose copies may disturb: tell it the slow-down, as `slow_down`; the worst one counts."""
@@ -125,4 +128,4 @@ class ComputeStream:
         if plan == self._plan and self.ended is not None:
             self.lost_ns += self._env.now - self._alone_until_ns
             ended, self.ended = self.ended, None
-            ended.succeed()
+            self._env.fire(ended)

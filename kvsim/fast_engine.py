@@ -129,6 +129,7 @@ class FastEngine(Engine):
         if window is None:
             if output.hits or self._is_disturbed():  # copies begin behind the pass, or slow it down
                 yield from super()._forward(output)
+                self._is_alone = not self.compute.has_followers
                 return
             forward_ns = self._forward_ns(output)
             self._observer.on_forward(forward_ns)

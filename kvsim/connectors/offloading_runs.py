@@ -23,7 +23,7 @@ from kvsim.extents.path import Key, Path, Run, Runs
 from kvsim.extents.pool_pieces import Table
 from kvsim.extents.run_set import RunSet
 from kvsim.extents.store_use import RunStoreUse
-from kvsim.extents.tiering import RunTieringManager, RunTieringManager023
+from kvsim.extents.tiering import RunTieringManager
 from kvsim.offload.ledger import Ledger, StorePlan
 from kvsim.request import Request
 
@@ -83,9 +83,7 @@ class RunOffloadingConnector(OffloadingConnector):
         self._pool, self._names_blocks = pool, names_blocks
         # Without tiers that wait for them, and without failures and deaths before which somebody has to hear of them.
         self.stores_end_quietly = isinstance(manager, RunOffloadingManager) and is_sound
-        # (0.23.0 may take note of it a step late.)
-        has_tiers = isinstance(manager, RunTieringManager) and not isinstance(manager, RunTieringManager023)
-        self.writes_end_quietly = has_tiers and is_sound
+        self.writes_end_quietly = isinstance(manager, RunTieringManager) and is_sound
         self.store_use = RunStoreUse()
         self._touched: dict[int, list[Run]] = {}  # watcher -> what of it was handed out in this step
         self._last_offers: dict[Request, tuple[int, list[Run]]] = {}  # of ended requests: watcher, blocks

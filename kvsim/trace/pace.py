@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import simpy
 
+from kvsim.clock import Clock
 from kvsim.trace.replay import ReplayOptions, play
 from kvsim.trace.session import Session, Trace, Turn, turn_name
 
@@ -36,12 +37,12 @@ class PacedTurn:
 
 def at_recorded_pace(trace: Trace, options: ReplayOptions) -> list[PacedTurn]:
     """All turns in the order in which they would be sent; at one instant in that of the trace."""
-    env, sent = simpy.Environment(), list[PacedTurn]()
+    env, sent = Clock(), list[PacedTurn]()
     last_of: dict[str, PacedTurn] = {}
 
     def submit(session: Session, stream: str, index: int, turn: Turn) -> simpy.Event:
         answer_ns = UNKNOWN_ANSWER_NS if turn.recorded_ns is None else turn.recorded_ns
-        name, now = f"{session.name}/{stream}", int(env.now)
+        name, now = f"{session.name}/{stream}", env.now
         paced = PacedTurn(
             turn_name(session.name, stream, index), name, session, bool(stream), index, turn, now, now + answer_ns
         )

@@ -11,12 +11,14 @@ other ``start_ns``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
+from simpy.events import URGENT
 
+from kvsim.clock import ARRIVAL_PRIORITY, Clock
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
 
 # submit(session, stream, turn index, turn) -> event that fires when the request has ended, whichever way.
@@ -48,9 +50,13 @@ class ReplayOptions:
 
 
 def play(
-    env: simpy.Environment, trace: Trace, submit: Submit, options: ReplayOptions | None = None
-) -> list[simpy.Process]:
-    """Starts one process per session; each ends when everything of its session has ended.
+    env: Clock,
+    trace: Trace,
+    submit: Submit,
+    options: ReplayOptions | None = None,
+    on_over: Callable[[int], None] = lambda _place: None,
+) -> None:
+    """Starts every session at its time, each a process of its own.
 
     Sessions that start at the same instant do so in the order of the trace, sub-agents in that of their turn.
 
@@ -60,47 +66,76 @@ def play(
         submit: sends one turn. Its event is only waited for: a turn that was rejected or failed is over like
             any other, and the session goes on.
         options: how to play it.
+        on_over: told the place of a session in the trace when everything of it has ended.
     """
     options = options or ReplayOptions()
     slots = None
     if options.max_concurrent_sessions is not None:
         slots = simpy.Resource(env, options.max_concurrent_sessions)
-    player = _Player(env, submit, options, slots)
-    processes = []
+    player = _Player(env, submit, options, slots, on_over)
+    start = player.start_single if slots is None and all(map(_is_single, trace.sessions)) else player.start
+    for place, (session, start_ns) in enumerate(zip(trace.sessions, starts_ns(trace, options), strict=True)):
+        start(place, session, start_ns)
+
+
+def _is_single(session: Session) -> bool:
+    """Whether it is one request that waits for nothing and that nothing follows."""
+    turn = session.turns[0]
+    return len(session.turns) == 1 and not (session.trailing or turn.subagents or turn.think_ns)
+
+
+def starts_ns(trace: Trace, options: ReplayOptions) -> Iterator[int]:
+    """When each session may start."""
     staggered = 0
     for session in trace.sessions:
         if session.start_ns is None:
-            start_ns = staggered * options.session_interval_ns
+            yield staggered * options.session_interval_ns
             staggered += 1
         else:
-            start_ns = round(session.start_ns * options.time_scale)
-        processes.append(env.process(player.session(session, start_ns)))
-    return processes
+            yield round(session.start_ns * options.time_scale)
 
 
 def shortest_ns(trace: Trace, options: ReplayOptions) -> int:
     """Time that a replay takes at least: the latest end of a session whose answers take no time."""
-    latest, staggered = 0, 0
-    for session in trace.sessions:
-        if session.start_ns is None:
-            start_ns = staggered * options.session_interval_ns
-            staggered += 1
-        else:
-            start_ns = round(session.start_ns * options.time_scale)
-        latest = max(latest, start_ns + sum(map(options.think_ns, session.turns)))
-    return latest
+    return max(
+        (
+            start_ns + sum(map(options.think_ns, session.turns))
+            for session, start_ns in zip(trace.sessions, starts_ns(trace, options), strict=True)
+        ),
+        default=0,
+    )
 
 
 class _Player:
     def __init__(
-        self, env: simpy.Environment, submit: Submit, options: ReplayOptions, slots: simpy.Resource | None
+        self,
+        env: Clock,
+        submit: Submit,
+        options: ReplayOptions,
+        slots: simpy.Resource | None,
+        on_over: Callable[[int], None],
     ) -> None:
-        self._env = env
-        self._submit = submit
-        self._options = options
-        self._slots = slots
+        self._env, self._submit, self._options, self._slots, self._on_over = env, submit, options, slots, on_over
 
-    def session(self, session: Session, start_ns: int) -> _Process:
+    def start(self, place: int, session: Session, start_ns: int) -> None:
+        """A session as a process."""
+        self._env.process(self._session(place, session, start_ns))
+
+    def start_single(self, place: int, session: Session, start_ns: int) -> None:
+        """A session of one request, at the same place among the events of its instant as a process would have."""
+        arrival = self._env.at(start_ns, ARRIVAL_PRIORITY if start_ns else URGENT)  # at the beginning the clock shows 0
+        assert arrival.callbacks is not None
+        arrival.callbacks.append(lambda _event: self._submit_single(place, session))
+
+    def _submit_single(self, place: int, session: Session) -> None:
+        ended = self._submit(session, "", 0, session.turns[0])
+        if ended.processed:
+            self._on_over(place)
+            return
+        assert ended.callbacks is not None
+        ended.callbacks.append(lambda _event: self._on_over(place))
+
+    def _session(self, place: int, session: Session, start_ns: int) -> _Process:
         """One session from its start to the end of its last sub-agent."""
         if start_ns > self._env.now:
             yield self._env.timeout(start_ns - self._env.now)
@@ -114,6 +149,7 @@ class _Player:
         yield from background
         if self._slots is not None and slot is not None:
             self._slots.release(slot)
+        self._on_over(place)
 
     def _stream(self, session: Session, name: str, turns: Sequence[Turn], background: list[simpy.Process]) -> _Process:
         for index, turn in enumerate(turns):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import simpy
 
 from kvsim.chain import Chain, PrefixTree
+from kvsim.clock import Clock
 from kvsim.trace.replay import ReplayOptions, play
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
 
@@ -25,22 +26,20 @@ def _play(
     *sessions: Session, options: ReplayOptions | None = None, response: int | dict[str, int] = 10
 ) -> tuple[Log, list[int]]:
     """Plays sessions with responses of a fixed length; returns who was sent when, and each session's end."""
-    env = simpy.Environment()
+    env = Clock()
     log: Log = []
 
     def submit(session: Session, stream: str, index: int, _turn: Turn) -> simpy.Event:
-        log.append((int(env.now), session.name, stream, index))
+        log.append((env.now, session.name, stream, index))
         return env.timeout(response if isinstance(response, int) else response[stream])
 
     trace = Trace("t", "sessions", 1, sessions, True, (), PrefixTree())
     ends = [-1] * len(sessions)
-    for place, process in enumerate(play(env, trace, submit, options)):
 
-        def done(_: simpy.Event, place: int = place) -> None:
-            ends[place] = int(env.now)
+    def over(place: int) -> None:
+        ends[place] = env.now
 
-        assert process.callbacks is not None
-        process.callbacks.append(done)
+    play(env, trace, submit, options, over)
     env.run()
     return log, ends
 
@@ -123,13 +122,13 @@ def test_session_goes_on_after_a_turn_that_ended_at_once() -> None:
 
 def test_event_that_fired_long_ago_is_fine() -> None:
     """`submit` may return an event that has already been processed."""
-    env = simpy.Environment()
+    env = Clock()
     past = env.event().succeed()
     env.run()
     times: list[int] = []
 
     def submit(*_: object) -> simpy.Event:
-        times.append(int(env.now))
+        times.append(env.now)
         return past
 
     trace = Trace("t", "sessions", 1, (Session("s", None, (_turn(), _turn(4))),), True, (), PrefixTree())
