@@ -33,6 +33,14 @@ class RunFiles:
         self._pieces: PieceMap[_File] = PieceMap(self._cut)
         self._head = _File(-1, 0, 0, 0, is_published=False)  # the oldest is newer than it, the newest older
 
+    def must_be_told(self, wanted: int) -> bool:
+        """Whether somebody who wants space for so many must know how far all others have come.
+
+        They stand in a queue; or one of them might have written what is here already, and so need no space.
+        """
+        is_short = self.max_files is not None and self._num_published + self.num_reserved + wanted > self.max_files
+        return self._evicts or is_short
+
     def __contains__(self, key: Key) -> bool:
         piece = self._pieces.at(key)
         return piece is not None and piece.is_published

@@ -127,14 +127,15 @@ class RunOffloadingManager(Primary):
 
     # -- storing
     def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
-        absent, ready = self._survey(context, first, last)
+        runs = context.path.runs(first, last)
+        absent, ready = self._survey(runs, first, last)
         missed = [new for gap in absent for new in context.missed.add(*gap)]
         if missed:
             self._num_marked += 1
             if self.policy.hears_misses:
                 self.policy.on_store_miss(context.runs_of(missed))
         self._note(context, sorted(absent + ready) if ready else absent, ready)
-        return self._store(context, absent, ready)
+        return self._store(context, runs, absent, ready)
 
     def prepare_store_of(self, context: RunContext, positions: Sequence[int]) -> StorePlan | None:
         return self.prepare_store(context, *interval_of(positions))
@@ -207,13 +208,13 @@ class RunOffloadingManager(Primary):
             raise KeyError("a chunk is used that is not here")
         return pieces
 
-    def _survey(self, context: RunContext, first: int, last: int) -> tuple[list[Interval], list[Interval]]:
+    def _survey(self, runs: list[Run], first: int, last: int) -> tuple[list[Interval], list[Interval]]:
         """Positions that are absent, and positions that are ready; those being written are neither."""
         absent: list[Interval] = []
         ready: list[Interval] = []
-        start = first  # of a gap, which may go on over several segments
-        for run in context.path.runs(first, last):
-            for piece in self.pieces.overlapping(run):
+        start, overlapping = first, self.pieces.overlapping  # of a gap, which may go on over several segments
+        for run in runs:
+            for piece in overlapping(run):
                 if start < piece.first:
                     absent.append((start, piece.first))
                 start = min(piece.last, run.last)
@@ -241,8 +242,10 @@ class RunOffloadingManager(Primary):
         if first < last:
             context.inserted.add(first, last)
 
-    def _store(self, context: RunContext, absent: list[Interval], ready: list[Interval]) -> StorePlan | None:
-        """Reserve slots for what is absent; nothing that was offered makes room for it."""
+    def _store(
+        self, context: RunContext, runs: list[Run], absent: list[Interval], ready: list[Interval]
+    ) -> StorePlan | None:
+        """Reserve slots for what is absent of these runs; nothing that was offered makes room for it."""
         if not absent:
             return NOTHING_TO_STORE
         missing = sum([last - first for first, last in absent]) - (self.num_slots - self._num_chunks)
@@ -255,7 +258,8 @@ class RunOffloadingManager(Primary):
             if missing > evictable or not self._evict(missing, spared):
                 self._num_refusals += 1
                 return None
-        return self._insert(context, absent)
+        all_is_absent = absent == [(runs[0].first, runs[-1].last)]
+        return self._insert(context, absent, runs if all_is_absent else context.runs_of(absent))
 
     def _evict(self, count: int, spared: list[ChunkPiece]) -> bool:
         for piece in spared:
@@ -270,12 +274,12 @@ class RunOffloadingManager(Primary):
             self._epoch += 1
         return done
 
-    def _insert(self, context: RunContext, positions: list[Interval]) -> StorePlan:
-        keys = Runs(context.runs_of(positions))
+    def _insert(self, context: RunContext, positions: list[Interval], runs: list[Run]) -> StorePlan:
+        keys = Runs(runs)
         self.policy.insert(context, keys.runs)
         for first, last in positions:
             context.inserted.add(first, last)
-        self._num_chunks += len(keys)
+        self._num_chunks += keys.num_keys
         self._tell_changed(keys.runs)
         self._epoch += 1
         return StorePlan(keys, keys)
@@ -332,7 +336,8 @@ class RunOffloadingManager023(RunOffloadingManager):
         return self.pin(context.path.keys(first, last))
 
     def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
-        return self._store(context, *self._survey(context, first, last))
+        runs = context.path.runs(first, last)
+        return self._store(context, runs, *self._survey(runs, first, last))
 
     def _note_promoted(self, context: RunContext, first: int, last: int, end: int) -> None:
         """Only touches are noted."""

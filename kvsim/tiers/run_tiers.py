@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsim.extents.changes import Changes
 from kvsim.extents.files import RunFiles
 from kvsim.extents.lookup import RunLookup
-from kvsim.extents.path import Key, Run
+from kvsim.extents.path import Key, Run, Runs
 from kvsim.offload.tiering import Answer
 from kvsim.results.records import TierTotals
 from kvsim.tiers.example import ExampleTier
@@ -23,6 +23,18 @@ class RunStorageTier(StorageTier):
         answer, _count = self.peek(run)
         self.ask(run, request_id)
         return answer
+
+    def _take_in_progress_of(self, keys: Runs) -> None:
+        """See `StorageTier`; of most others it does not matter how far they have come."""
+        if self.files.must_be_told(len(keys)):
+            self._take_in_progress()
+        elif self._looked_ns != self._env.now:
+            segments = {run[0] for run in keys.runs}
+            for writing in self._writing.values():
+                complete, written = self._device.chunks_done(writing.stream), writing.keys
+                self._count(writing, complete)
+                if complete > writing.published and any(run[0] in segments for run in written.runs):
+                    self._publish(writing, complete)
 
     @property
     def lookup_version(self) -> int:

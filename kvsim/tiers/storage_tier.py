@@ -48,10 +48,16 @@ class _Job:
 
 @dataclass(slots=True)
 class _Writing:
-    """Files that a thread is writing one after another; the first ``published`` of them are complete."""
+    """Files that a thread is writing one after another.
+
+    Attributes:
+        counted: so many are complete, and count as written.
+        published: so many can be found.
+    """
 
     keys: Keys
     stream: Stream
+    counted: int = 0
     published: int = 0
 
 
@@ -213,7 +219,7 @@ class StorageTier:
     def _write(self, job: _Job, keys: Keys, release: Task) -> None:
         """Chunks that are here are not written again; those that find no space are lost to the tier."""
         if self._exists_ns is not None or self.files.max_files is not None:  # somebody looks
-            self._take_in_progress()
+            self._take_in_progress_of(keys)
         missing = keys if self._exists_ns is None else self.files.missing(keys)
         room = self.files.reserve(len(missing))
         self.totals.deduplicated_chunks += len(keys) - len(missing)
@@ -242,13 +248,22 @@ class StorageTier:
             for writing in self._writing.values():
                 self._publish(writing, self._device.chunks_done(writing.stream))
 
+    def _take_in_progress_of(self, keys: Keys) -> None:
+        """The same for somebody who looks for these chunks only."""
+        self._take_in_progress()
+
+    def _count(self, writing: _Writing, complete: int) -> None:
+        """So many of its files are complete by now."""
+        if complete > writing.counted:
+            new, writing.counted = complete - writing.counted, complete
+            self._note_queue("write", -new)
+            self.totals.write_bytes += new * self.chunk_bytes
+
     def _publish(self, writing: _Writing, complete: int) -> None:
+        self._count(writing, complete)
         if complete > writing.published:
-            new = writing.keys[writing.published : complete]
-            self.files.publish(new)
+            self.files.publish(writing.keys[writing.published : complete])
             writing.published = complete
-            self._note_queue("write", -len(new))
-            self.totals.write_bytes += len(new) * self.chunk_bytes
             self.totals.used_chunks_peak = max(self.totals.used_chunks_peak, len(self.files))
 
     def _end_task(self, job: _Job, release: Task) -> None:
