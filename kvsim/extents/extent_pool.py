@@ -94,7 +94,7 @@ class ExtentPool:
         """The first ``count`` blocks of a path are hit: they begin an empty table, and are not free any more."""
         position, revived, queue = 0, 0, self._queue
         for segment, last in zip(path.segments, path.ends, strict=True):
-            for piece in self.cached.cover(Run(segment, position, min(last, count))):
+            for piece in self.cached.cover((segment, position, min(last, count))):
                 if not piece.refs:
                     queue.remove(piece)
                     revived += piece.last - piece.first

@@ -167,7 +167,7 @@ class RunFiles:
         """Files that were not here, as the most recently used."""
         self._num_published += last - first
         if not self._evicts:  # no order: as few pieces as possible
-            for piece in self._pieces.overlapping(Run(segment, first - 1, last + 1)):
+            for piece in self._pieces.overlapping((segment, first - 1, last + 1)):
                 first, last = min(first, piece.first), max(last, piece.last)
                 self._pieces.remove(piece)
         piece = _File(segment, first, last, 0, is_published=True)

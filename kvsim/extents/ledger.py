@@ -84,12 +84,11 @@ class RunOffloadingManager(Primary):
 
     def held(self, keys: Runs) -> Runs:
         """Those of the keys that are here, in the order given."""
-        here = Runs(
-            Run(segment, max(piece.first, first), min(piece.last, last))
-            for segment, first, last in keys.runs
-            for piece in self.pieces.overlapping(Run(segment, first, last))
-        )
-        return keys if len(here) == len(keys) else here
+        here = [(run, piece) for run in keys.runs for piece in self.pieces.overlapping(run)]
+        count = sum([min(piece.last, run[2]) - max(piece.first, run[1]) for run, piece in here])
+        if count == keys.num_keys:
+            return keys
+        return Runs([Run(run[0], max(piece.first, run[1]), min(piece.last, run[2])) for run, piece in here], count)
 
     def touch(self, context: RunContext) -> None:
         """Nothing to do: recency is committed at the request's end."""

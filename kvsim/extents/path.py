@@ -35,7 +35,7 @@ class Runs(Sequence[Key]):
     __slots__ = ("num_keys", "runs")
 
     def __init__(self, runs: Iterable[Run] = (), num_keys: int = -1) -> None:
-        self.runs: list[Run] = list(runs)
+        self.runs: list[Run] = runs if isinstance(runs, list) else list(runs)
         self.num_keys = sum([last - first for _, first, last in self.runs]) if num_keys < 0 else num_keys
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from kvsim.extents.path import Key, Run
 
+Stretch = tuple[int, int, int]  # as a `Run`, whose names nobody needs here
 _LINEAR = 6  # in a list this short, looking at each piece beats bisection
 _last = attrgetter("last")
 
@@ -65,7 +66,7 @@ class PieceMap(Generic[P]):
     def __contains__(self, key: Key) -> bool:
         return self.at(key) is not None
 
-    def overlapping(self, run: Run) -> list[P]:
+    def overlapping(self, run: Stretch) -> list[P]:
         """Pieces with blocks of the run, ascending, uncut."""
         segment, first, last = run
         pieces = self._lists.get(segment)
@@ -90,7 +91,7 @@ class PieceMap(Generic[P]):
                     return
                 yield piece
 
-    def cover(self, run: Run) -> list[P]:
+    def cover(self, run: Stretch) -> list[P]:
         """Pieces of exactly the blocks of the run that are here, ascending: those that reach beyond it are cut."""
         _segment, first, last = run
         found = self.overlapping(run)

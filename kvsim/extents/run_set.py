@@ -34,7 +34,7 @@ class RunSet:
         before = self._num_keys
         for run in runs:
             segment, first, last = run
-            touching = self._pieces.overlapping(Run(segment, first - 1, last + 1))
+            touching = self._pieces.overlapping((segment, first - 1, last + 1))
             if not touching:
                 self._pieces.add(Piece(segment, first, last))
                 self._num_keys += last - first

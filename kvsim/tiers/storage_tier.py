@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
-from kvsim.clock import Clock
+from kvsim.clock import ARRIVAL_PRIORITY, Clock
 from kvsim.extents.files import RunFiles
 from kvsim.kv_events import STORAGE, KVCacheEvent, OffloadEventLog
 from kvsim.offload.async_lookup import AsyncLookup
@@ -179,13 +179,13 @@ class StorageTier:
     def submit(self, direction: Literal["load", "store"], keys: Keys) -> None:
         """Queue a job: the tier's chunks into CPU memory (load) or the other way (store)."""
         job = _Job(direction, keys, self._env.now)
-        most = min(len(keys), self._pool.num_threads)
-        count = most if self._tasks_per_job is None else min(self._tasks_per_job, most)
-        parts = [keys[i * len(keys) // count : (i + 1) * len(keys) // count] for i in range(count)]
-        job.open_tasks = count
+        size = len(keys)
+        most = min(size, self._pool.num_threads)
+        count = job.open_tasks = most if self._tasks_per_job is None else min(self._tasks_per_job, most)
+        parts = [keys[i * size // count : (i + 1) * size // count] for i in range(count)] if count != 1 else [keys]
         self._open_jobs += 1
         way: IoDirection = "read" if direction == "load" else "write"
-        self._note_queue(way, len(keys))
+        self._note_queue(way, size)
         if direction == "load":
             self.files.open(keys)
             self.totals.read_jobs += 1
@@ -277,9 +277,9 @@ class StorageTier:
         release()
 
     def _after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        timeout = self._env.timeout(delay_ns)
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(lambda _event: action())
+        event = self._env.at(delay_ns, ARRIVAL_PRIORITY)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _event: action())
 
     def _note_queue(self, way: IoDirection, chunks: int) -> None:
         self._note_wanted(way)
