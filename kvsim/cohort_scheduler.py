@@ -256,9 +256,9 @@ class CohortScheduler(Scheduler):
             self._is_blocked = tokens is None
             return tokens
         looked_up = self._looked_up
-        if (hit := memory.deferral(request)) is not None:
-            looked_up.append(hit)
-            self.waiting.skip(queue)
+        if hits := memory.deferrals(queue.requests):
+            looked_up += hits
+            self.waiting.skip_many(queue, len(hits))
             return 0
         if memory.is_refused(request):
             if (hit := memory.refused_hit) is not None:

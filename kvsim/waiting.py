@@ -32,6 +32,10 @@ class RequestQueue(ABC):
     def pop_head(self) -> Request: ...
 
     @abstractmethod
+    def pop_many(self, count: int) -> list[Request]:
+        """The first so many, which are here no longer."""
+
+    @abstractmethod
     def discard(self, request: Request) -> None:
         """Remove a request if it is here."""
 
@@ -64,6 +68,10 @@ class FcfsQueue(RequestQueue):
     def pop_head(self) -> Request:
         return self.requests.popleft()
 
+    def pop_many(self, count: int) -> list[Request]:
+        pop = self.requests.popleft
+        return [pop() for _ in range(count)]
+
     def discard(self, request: Request) -> None:
         if request in self.requests:
             self.requests.remove(request)
@@ -89,6 +97,11 @@ class PriorityQueue(RequestQueue):
 
     def pop_head(self) -> Request:
         return self.requests.pop(0)
+
+    def pop_many(self, count: int) -> list[Request]:
+        first = self.requests[:count]
+        del self.requests[:count]
+        return first
 
     def discard(self, request: Request) -> None:
         if request in self.requests:
@@ -145,6 +158,10 @@ class WaitingQueues:
         request = queue.pop_head()
         holds = request.num_computed_tokens > 0 or request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
         (self._skipped_second if holds else self._skipped).appendleft(request)
+
+    def skip_many(self, queue: RequestQueue, count: int) -> None:
+        """The same for the first so many, none of which holds blocks."""
+        self._skipped.extendleft(queue.pop_many(count))
 
     def end_scan(self) -> None:
         """Put the skipped ones back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,13 +90,24 @@ class WaitingMemory:
         return answer.holds and answer.version == self._connector.lookup_version
 
     # -- one request
-    def deferral(self, request: Request) -> Segments | None:
-        """What it would hit locally before it is told again to ask again; None if it may hear something else."""
-        answer = self._deferred.get(request)
-        if answer is None:
-            return None
-        self._connector.refresh()  # as its lookup would
-        return answer.hit if self._is_true(answer) else None
+    def deferrals(self, requests: Iterable[Request]) -> list[Segments]:
+        """What each of the first of these would hit locally before it is told again to ask again.
+
+        As far as all of them hear the same as before; a request with gates is asked for itself.
+        """
+        hits: list[Segments] = []
+        deferred, version = self._deferred, -1
+        for request in requests:
+            answer = deferred.get(request)
+            if answer is None or answer.hit is None or (request.gated and hits):
+                break
+            if not hits:
+                self._connector.refresh()  # as its lookup would
+                version = self._connector.lookup_version
+            if not answer.holds or answer.version != version:
+                break
+            hits.append(answer.hit)
+        return hits
 
     def is_refused(self, request: Request) -> bool:
         """Whether it would find no room again."""
