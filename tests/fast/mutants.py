@@ -90,7 +90,7 @@ MUTANTS = [
     ("memory: loads that have come are looked at", SCHEDULER,
      "if memory is not None and not self.received and (known", "if memory is not None and (known"),
     ("memory: who was left out was looked up all the same", SCHEDULER,
-     "            looked_up.append(hit)\n            self.waiting.skip(queue)", "            self.waiting.skip(queue)"),
+     "            looked_up += hits\n", "            pass\n"),
     ("memory: not of releases whose lookups touch", SCHEDULER,
      "if isinstance(connector, RunOffloadingConnector) and not isinstance(connector, OffloadingConnector023):",
      "if isinstance(connector, RunOffloadingConnector):"),
