@@ -91,7 +91,7 @@ def wait(clock: Clock, duration_ns: int) -> None:
 def compare_files(files: RunFiles, expected: Files) -> None:
     """Equal contents, in equal order where there is one."""
     assert (len(files), files.num_reserved) == (len(expected), expected.num_reserved)
-    assert (files.num_evicted, files.epoch) == (expected.num_evicted, expected.epoch)
+    assert files.num_evicted == expected.num_evicted
     published = [Run(piece.segment, piece.first, piece.last) for piece in files._pieces if piece.is_published]
     assert sorted(spelled(Runs(published))) == sorted(expected._published)
     if files._evicts:
@@ -99,11 +99,21 @@ def compare_files(files: RunFiles, expected: Files) -> None:
         assert spelled(tail_first) == [name for name in expected._published if name not in expected._readers]
 
 
-def compare_tiers(tier: StorageTier, expected: StorageTier) -> None:
-    """Equal contents, counters and states of what is in flight."""
-    assert isinstance(tier.files, RunFiles)
-    assert isinstance(expected.files, Files)
-    compare_files(tier.files, expected.files)
-    assert asdict(tier.totals) == asdict(expected.totals)
+def compare_tiers(tier: StorageTier, expected: StorageTier, *, up_to_date: bool) -> None:
+    """Equal counters and states of what is in flight; of tiers that are brought up to date, equal contents, too.
+
+    Before, the one by the run may not have taken note of files that nobody has looked for.
+    """
+    totals, others = asdict(tier.totals), asdict(expected.totals)
+    if up_to_date:
+        tier.bring_up_to_date()
+        expected.bring_up_to_date()
+        assert isinstance(tier.files, RunFiles)
+        assert isinstance(expected.files, Files)
+        compare_files(tier.files, expected.files)
+        totals, others = asdict(tier.totals), asdict(expected.totals)
+    else:
+        del totals["used_chunks_peak"], others["used_chunks_peak"]
+    assert totals == others
     assert (tier.is_idle(), tier.write_backlog_bytes()) == (expected.is_idle(), expected.write_backlog_bytes())
     assert tier.read_queue_bytes() == expected.read_queue_bytes()

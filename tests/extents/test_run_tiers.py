@@ -27,6 +27,7 @@ class World:
         self.tier = settings.build(self.clock, self.heard, by_run=True)
         self.other = settings.build(self.other_clock, self.other_heard, by_run=False)
         self.answers: list[Answer] = []
+        self.epochs = self.tier.epoch, self.other.epoch
 
     def ask(self) -> None:
         """A request looks for part of a prompt, and may stop anywhere."""
@@ -54,6 +55,8 @@ class World:
             self.other.submit("store", spelled(runs))
         elif dice < 0.6:  # of what is here, and sometimes of what is gone
             runs = Runs(self.tree.stretch())
+            self.tier.bring_up_to_date()
+            self.other.bring_up_to_date()
             if here := Runs(run for run, is_here in self.tier.files.find(runs) if is_here or rng.random() < 0.1):
                 self.tier.submit("load", here)
                 self.other.submit("load", spelled(here))
@@ -65,7 +68,8 @@ class World:
             self.tier.on_request_finished(request)
             self.other.on_request_finished(request)
         elif dice < 0.8:
-            assert self.tier.epoch == self.other.epoch
+            before, self.epochs = self.epochs, (self.tier.epoch, self.other.epoch)
+            assert [now > then for now, then in zip(self.epochs, before, strict=True)] in ([True] * 2, [False] * 2)
         elif dice < 0.9:
             done = [(what, spelled(keys)) for what, keys in self.tier.poll()]
             assert done == [(what, list(keys)) for what, keys in self.other.poll()]
@@ -76,10 +80,7 @@ class World:
 
     def compare(self) -> None:
         """Everything that can be seen."""
-        if self.rng.random() < 0.1:
-            self.tier.bring_up_to_date()
-            self.other.bring_up_to_date()
-        compare_tiers(self.tier, self.other)
+        compare_tiers(self.tier, self.other, up_to_date=self.rng.random() < 0.2)
         assert self.heard.changes == self.other_heard.changes
         assert self.heard.blocked_ns == self.other_heard.blocked_ns
 
