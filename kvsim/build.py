@@ -73,11 +73,12 @@ class Simulation:
         Raises:
             UserError: time runs for centuries.
         """
-        play(self.clock, self.plan.trace, self._submit, self._options)
+        # Whoever arrives at the instant of a fault comes behind it.
         for server in self.servers:
             server.faults.start(server.kill)
         if self.cluster is not None:
             self.cluster.start()
+        play(self.clock, self.plan.trace, self._submit, self._options)
         try:
             with rarely_collected():
                 self.clock.run()
@@ -86,7 +87,7 @@ class Simulation:
         if self.clock.now > LONGEST_NS:
             raise UserError(
                 f"simulated time ends after {self.clock.now // (NS * 86_400 * 365)} years, expected at most 292:"
-                " look at trace.time_scale, max_think_time and step_time"
+                " look at trace.time_scale, max_think_time, step_time and frontend"
             )
         for server in self.servers:
             server.close(server.faults.explain_hang())

@@ -187,3 +187,6 @@ class WaitingQueues023(WaitingQueues):
 
     def skip(self, queue: RequestQueue) -> None:
         self._skipped_second.appendleft(queue.pop_head())
+
+    def skip_many(self, queue: RequestQueue, count: int) -> None:
+        self._skipped_second.extendleft(queue.pop_many(count))

@@ -50,6 +50,7 @@ class _Journey:
     part: RequestRecord | None = None
     remote: RemoteBlocks | None = None
     decoder: tuple[TurnView, int] | None = None  # if it was chosen before the prefill
+    at_once: bool = False  # the decode part did not wait for the prefill
 
 
 @dataclass(eq=False, slots=True)
@@ -175,7 +176,7 @@ class Proxy:
         if handoff.answer is not None:
             # Mooncake's proxy (examples/disaggregated/mooncake_connector) does not wait for the prefill: the decode
             # instance waits for its KV.
-            journey.remote = handoff.answer
+            journey.remote, journey.at_once = handoff.answer, True
             self._drop(self._decode, journey, self._send_to_decode)
 
     def _prefilled(self, journey: _Journey, request: Request) -> None:
@@ -217,7 +218,12 @@ class Proxy:
         self._reception.ended()
         assert journey.entry is not None
         assert journey.part is not None
-        journey.entry.preemptions += journey.part.preemptions
+        entry, part = journey.entry, journey.part
+        entry.preemptions += part.preemptions
+        if journey.at_once:  # what both frontends did side by side counts once
+            entry.decode_frontend_ns = max(entry.decode_frontend_ns - part.frontend_ns, 0)
+            if entry.status == "failed" and part.status not in {"", "finished"}:
+                entry.reason = f"{entry.reason}; prefill: {part.reason}"
         journey.ended.succeed()
 
     def _follow(

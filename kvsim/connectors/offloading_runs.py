@@ -232,6 +232,10 @@ class RunOffloadingConnector(OffloadingConnector):
 class RunOffloadingConnector023(OffloadingConnector023, RunOffloadingConnector):
     """Of release 0.23.0, which offers nothing after a request's end: there its own methods come first."""
 
+    def repeats_offer(self, request: Request) -> bool:
+        """Never: it touches all keys that a request has by then, those of what it has decoded, too."""
+        return False
+
 
 def _overlap(one: Run, other: Run) -> bool:
     return one.segment == other.segment and one.first < other.last and other.first < one.last

@@ -45,7 +45,7 @@ class RequestRecord:
     remote_wait_ns: int = 0  # parked in the decode instance until they were there
     # Before an engine heard of it (see `kvsim.frontend`): waiting for an API server, and there.
     frontend_ns: int = 0
-    decode_frontend_ns: int = 0  # the same in front of the decode instance, where prefill and decode are apart
+    decode_frontend_ns: int = 0  # what the decode instance's adds to it, where prefill and decode are apart
 
 
 @dataclass(slots=True)

@@ -55,7 +55,10 @@ class RunLeases:
 
     def read(self, runs: Sequence[Run], asked_ns: int, turn: int = 0) -> None:
         """These have been found, or are going to be read; ``turn`` = whose scheduler has asked, counted from 1."""
-        self._grant(self._read, (asked_ns + self._ttl_ns, turn), runs)
+        end_ns = asked_ns + self._ttl_ns
+        if not turn and self._read and self._read[-1].order[0] == end_ns:
+            turn = self._read[-1].order[1]  # what follows from a scheduler's decisions comes behind its questions
+        self._grant(self._read, (end_ns, turn), runs)
 
     def forget(self, runs: Iterable[Run]) -> None:
         """They are gone."""

@@ -35,6 +35,11 @@ def test_an_engine_dies_while_its_scheduler_is_held_up() -> None:
     assert not compare_store(200_020).difference
 
 
+def test_leases_that_follow_from_a_decision_come_behind_its_questions() -> None:
+    """What a scheduler has asked for expires before what is read at the same instant because of its answer."""
+    assert not compare_store(8_800_693).difference
+
+
 def _spelled(runs: list[Run]) -> list[tuple[int, int]]:
     return [(run.segment, position) for run in runs for position in range(run.first, run.last)]
 

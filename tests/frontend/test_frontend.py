@@ -189,14 +189,23 @@ def test_only_one_side_may_have_a_frontend() -> None:
 
 
 def test_mooncakes_proxy_sends_to_both_at_once() -> None:
-    """Both sides tokenize at the same time: the whole turn is 3.6 ms later."""
+    """Both sides tokenize at the same time: the whole turn is 3.6 ms later, and that counts once."""
     cluster = {"instances": SPLIT, "network": INSTANT}
     with_it, without = (
         play((0, [(160, 3, 0)]), frontend=frontend, connector={"kind": "mooncake"}, cluster=cluster).requests[0]
         for frontend in (TIMES, None)
     )
-    assert with_it.frontend_ns == with_it.decode_frontend_ns == 3_600_000
+    assert (with_it.frontend_ns, with_it.decode_frontend_ns) == (3_600_000, 0)
     assert with_it.first_token_ns == without.first_token_ns + 3_600_000
+
+
+def test_a_prefill_that_is_refused_behind_its_frontend_is_the_reason() -> None:
+    """Mooncake's decode instance has waited in vain, and the turn says for what."""
+    groups = [SPLIT[0] | {"engine": {"max_model_len": 150}}, SPLIT[1]]
+    cluster = {"instances": groups, "network": INSTANT}
+    (entry,) = play((0, [(160, 3, 0)]), connector={"kind": "mooncake"}, cluster=cluster).requests
+    assert entry.status == "failed"
+    assert entry.reason == "its KV could not be loaded; prefill: prompt too long for max_model_len 150"
 
 
 def test_a_turn_that_never_reaches_an_engine_of_a_pair() -> None:
