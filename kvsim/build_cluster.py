@@ -111,6 +111,7 @@ class Cluster:
                 may_die=member.name in cluster.failing,
                 remote=self._remotes.get(member.name),
                 node=nodes.get(member.name),
+                turn=2 * numbers[member.name],
             )
             for member in plan.members
         ]

@@ -83,6 +83,7 @@ class EngineBuilder:
         store: the way to a store that instances share.
         hold_up: the scheduler of the engine built last waits so long.
         lmcache: the node whose LMCache server it shares with others; None = it shares none.
+        turn: see `Server`.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class EngineBuilder:
         store: StorePort | None = None,
         hold_up: Callable[[int], None] = lambda _duration_ns: None,
         lmcache: LMCacheNode | None = None,
+        turn: int = 0,
     ) -> None:
         self._clock, self._plan, self._tiers, self._faults = clock, plan, tiers, faults
-        self._turn = 0 if store is None else store.turn
+        self._turn = turn
         self._saved: Callable[[RunSaveJob], None] = lambda _job: None  # tells the engine built last
         self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
         self._compute = ComputeStream(clock)  # of the engine that is being built

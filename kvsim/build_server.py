@@ -81,6 +81,7 @@ class Server:
         may_die: somebody may call `kill`.
         remote: its place in the network, if there is one.
         node: what it shares with its neighbours; None = it has a node for itself.
+        turn: who comes first of several servers at one instant (see `kvsim.clock`).
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Server:
         may_die: bool = False,
         remote: Remote | None = None,
         node: Node | None = None,
+        turn: int = 0,
     ) -> None:
         self.name, self.plan, self.record, self._remote = name, plan, record, remote
         self._clock, self._block_ids, self._on_death, self._store = clock, block_ids, on_death, store
@@ -127,6 +129,7 @@ class Server:
             store,
             self._hold_up,
             None if node is None else node.lmcache,
+            turn,
         )
         self._counts_cpu = node is None or node.is_first()
         self.books: list[RankBooks] = []

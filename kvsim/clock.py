@@ -11,7 +11,7 @@ from simpy.events import PENDING, Event
 
 # Order of events at one instant. SimPy's own are 0 (urgent) and 1 (normal): arrivals and ends of copies come first,
 # then what goes on between instances and a store that they share, then the ends of steps (and what follows from them),
-# then a cluster's router, then the decisions about the next steps. To these an instance that shares a store adds its
+# then a cluster's router, then the decisions about the next steps. To these an instance of a cluster adds its
 # number (its "turn", an even one: what follows directly has the next), so that it does not depend on the past who of
 # several comes first.
 ARRIVAL_PRIORITY = 1  # simpy.core.NORMAL

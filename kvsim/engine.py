@@ -26,6 +26,9 @@ GIVE_UP_AFTER = 500
 # again, and finds it as long as its keeper promises what cannot be read (a store whose leases are shorter than loads,
 # for ever; one that has lost a node, for its client_ttl: 10 s of it are 100,000 such steps).
 MAX_FAILED_LOADS_IN_A_ROW = 200_000
+# So many preemptions without a token, an end or an arrival: requests take each other's blocks before any of them has
+# computed its prompt, for ever. (A token that was sampled is kept through preemptions, so that each is a step ahead.)
+MAX_PREEMPTIONS_IN_VAIN = 50_000
 
 
 class NoProgressError(UserError):
@@ -92,6 +95,8 @@ class Engine:
         self._empty_steps = 0  # in a row
         self._give_up_after = give_up_after
         self._fruitless_steps = 0  # in a row
+        self._next_look = MAX_PREEMPTIONS_IN_VAIN  # preemptions at which it is looked whether they are in vain
+        self._seen: tuple[list[Request], int] | None = None  # requests then, and their tokens
         self._failed_loads = 0  # steps in a row that had no more than that
         self._idle_steps = 0  # in a row without any request
         self.ready_at = 0  # when the server has started; requests that arrive before wait for it
@@ -296,6 +301,8 @@ class Engine:
             and scheduler.has_unfinished()
         ):
             raise NoProgressError(_no_progress(scheduler, self.env.now))
+        if scheduler.num_preemptions >= self._next_look:
+            self._look_at_preemptions()
         if output.computes or ended:
             self._failed_loads = 0
         elif worker_output is not None and (worker_output.failed_recving or worker_output.invalid_blocks):
@@ -305,6 +312,14 @@ class Engine:
                 raise NoProgressError(
                     f"{_no_progress(scheduler, self.env.now)}; {why}: kv_load_failure_policy fail ends that"
                 )
+
+    def _look_at_preemptions(self) -> None:
+        scheduler, before = self.scheduler, self._seen
+        self._seen = list(scheduler.requests), scheduler.num_open_output_tokens()
+        self._next_look = scheduler.num_preemptions + MAX_PREEMPTIONS_IN_VAIN
+        if self._seen == before:
+            why = f"requests have preempted each other {MAX_PREEMPTIONS_IN_VAIN:,} times, and none got a token"
+            raise NoProgressError(f"{_no_progress(scheduler, self.env.now)}; {why}: more GPU blocks would end that")
 
     def _wait_for(
         self, worker: ConnectorWorker, jobs: Sequence[Any], gpu_busy_until: int = 0

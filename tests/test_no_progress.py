@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import worlds
+from fast_compare import give_priorities
+from fast_worlds import presets_read_once, random_world
 
 import kvsim.engine
 from kvsim.build import Simulation
 from kvsim.cluster_plan import resolve_run
 from kvsim.conform.scenario import Conformance
 from kvsim.engine import NoProgressError
+from kvsim.resolve import resolve
 
 SCENARIO = Path(__file__).parent / "golden" / "scenarios" / "tier-lru-stuck.json"
 
@@ -68,3 +72,18 @@ def test_loads_that_fail_for_ever_are_no_progress(engine: str, monkeypatch: pyte
     record = Simulation(resolve_run(settings, builder.build())).run()
     assert [request.status for request in record.requests] == ["finished", "stuck"]
     assert any("loads have failed 50 times in a row" in caution for caution in record.cautions)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_requests_that_preempt_each_other_for_ever_are_reported(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are computed forty tokens at a time over 49 blocks, and lost before any of them is complete."""
+    monkeypatch.setattr(kvsim.engine, "MAX_PREEMPTIONS_IN_VAIN", 200)
+    with presets_read_once():
+        world = random_world(20_004_463)
+        plan = replace(resolve(world.config, world.trace), fast=fast)
+    simulation = Simulation(plan)
+    give_priorities(simulation, world.num_priorities)
+    record = simulation.run()
+    (caution,) = [caution for caution in record.cautions if "stopped" in caution]
+    assert "requests have preempted each other 200 times, and none got a token" in caution
+    assert "more GPU blocks would end that" in caution

@@ -37,6 +37,11 @@ def test_turns_that_arrive_when_a_sample_is_taken(seed: int) -> None:
     assert not compare_cluster(seed).difference
 
 
+def test_instances_decide_in_the_order_of_their_names() -> None:
+    """At one instant a client of the first gives up, and what it sends next is there when the second decides."""
+    assert not compare_cluster(20_000_718).difference
+
+
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_every_turn_goes_to_one_instance(seed: int) -> None:
     """Each turn has one record; instances' counts of what they served add up to the cluster's."""
