@@ -95,7 +95,8 @@ class SharedStore:
             return
         by_node: dict[Segment, list[int]] = {}
         for key, segments in placed:
-            by_node.setdefault(segments[0], []).append(key)
+            if segments:  # none of them has been lost since
+                by_node.setdefault(segments[0], []).append(key)
         for segment, keys in by_node.items():
             if segment.holds:
                 self.disks[segment].offload(keys)

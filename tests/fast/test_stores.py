@@ -40,6 +40,11 @@ def test_leases_that_follow_from_a_decision_come_behind_its_questions() -> None:
     assert not compare_store(8_800_693).difference
 
 
+def test_a_node_is_lost_when_all_is_written_and_nobody_has_said_so() -> None:
+    """There is nothing left for its disk, in both engines."""
+    assert not compare_store(30_000_010).difference
+
+
 def _spelled(runs: list[Run]) -> list[tuple[int, int]]:
     return [(run.segment, position) for run in runs for position in range(run.first, run.last)]
 
