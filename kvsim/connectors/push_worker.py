@@ -176,6 +176,7 @@ class PushWorker(NixlWorker):
             self.on_read(receive.remote.request_id)
             self._exchange.tell(engine_id, lambda _peer: reader.on_written(receive, ok=True))
         else:
+            self._arm()  # what is not being sent any more may expire
             self._handshakes.forget(engine_id)
             if self._rules.tells_failures:
                 self._exchange.tell(engine_id, lambda _peer: reader.on_written(receive, ok=False))
