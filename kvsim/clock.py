@@ -45,10 +45,11 @@ class Clock(simpy.Environment):
 
     def alarm(self, delay: int, action: Callable[[], None]) -> simpy.Event:
         """Something that happens after ``delay``, unless it is cancelled."""
-        timeout = self.timeout(delay)
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(lambda _event: action())
-        return timeout
+        assert delay >= 0, "time does not go back"
+        event = self.at(delay, ARRIVAL_PRIORITY)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _event: action())
+        return event
 
     def cancel(self, alarm: simpy.Event) -> None:
         """It will not happen, and the clock does not run on to its time."""

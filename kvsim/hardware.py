@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from kvsim.clock import ARRIVAL_PRIORITY, Clock
+from kvsim.clock import Clock
 from kvsim.host_memory import HostMemory
 
 LinkDirection = Literal["h2d", "d2h"]
@@ -191,9 +191,7 @@ class DuplexLink:
             delays.append(-(-self._d2h[0].work // self._d2h_rate))
         if delays:
             plan = self._plan
-            wake = self._env.at(max(0, min(delays)), ARRIVAL_PRIORITY)
-            assert wake.callbacks is not None
-            wake.callbacks.append(lambda _event: self._on_wake(plan))
+            self._env.alarm(max(0, min(delays)), lambda: self._on_wake(plan))
 
     def _on_wake(self, plan: int) -> None:
         if plan != self._plan:

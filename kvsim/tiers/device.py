@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
-from kvsim.clock import ARRIVAL_PRIORITY, Clock
+from kvsim.clock import Clock
 from kvsim.host_memory import FULL_PPM, HostMemory
 
 WHOLE = 10**9  # the whole device; shares of it are in these parts, so that rounding stays below a nanosecond per second
@@ -171,9 +171,7 @@ class StorageDevice:
         self._plan += 1
         if active:
             plan = self._plan
-            wake = self._env.at(min([kind.next_end_ns() for kind in active]), ARRIVAL_PRIORITY)
-            assert wake.callbacks is not None
-            wake.callbacks.append(lambda _event: self._on_wake(plan))
+            self._env.alarm(min([kind.next_end_ns() for kind in active]), lambda: self._on_wake(plan))
 
     def _on_wake(self, plan: int) -> None:
         if plan != self._plan:

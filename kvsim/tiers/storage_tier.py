@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
-from kvsim.clock import ARRIVAL_PRIORITY, Clock
+from kvsim.clock import Clock
 from kvsim.extents.files import RunFiles
 from kvsim.kv_events import STORAGE, KVCacheEvent, OffloadEventLog
 from kvsim.offload.async_lookup import AsyncLookup
@@ -160,7 +160,7 @@ class StorageTier:
         self.totals.lookup_batches += 1
         self.totals.lookup_keys += len(batch)
         self.totals.lookup_ns += time_ns
-        self._after(time_ns, self._has_looked)
+        self._env.alarm(time_ns, self._has_looked)
 
     def _has_looked(self) -> None:
         assert self._lookup is not None
@@ -214,7 +214,7 @@ class StorageTier:
         self.totals.write_tasks += 1
         self.totals.write_wait_ns += self._env.now - job.submitted_ns
         # Never at once: a chain of jobs with nothing to write would recurse.
-        self._after(len(keys) * (self._exists_ns or 0), partial(self._write, job, keys, release))
+        self._env.alarm(len(keys) * (self._exists_ns or 0), partial(self._write, job, keys, release))
 
     def _write(self, job: _Job, keys: Keys, release: Task) -> None:
         """Chunks that are here are not written again; those that find no space are lost to the tier."""
@@ -275,11 +275,6 @@ class StorageTier:
                 self.listener.ended(job)
             (self._on_change if job.direction == "load" else self._on_written)()
         release()
-
-    def _after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        event = self._env.at(delay_ns, ARRIVAL_PRIORITY)
-        assert event.callbacks is not None
-        event.callbacks.append(lambda _event: action())
 
     def _note_queue(self, way: IoDirection, chunks: int) -> None:
         self._note_wanted(way)

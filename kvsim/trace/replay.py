@@ -56,7 +56,7 @@ def play(
     options: ReplayOptions | None = None,
     on_over: Callable[[int], None] = lambda _place: None,
 ) -> None:
-    """Starts every session at its time, each a process of its own.
+    """Starts every session at its time; each is a process of its own, unless all are single requests.
 
     Sessions that start at the same instant do so in the order of the trace, sub-agents in that of their turn.
 
