@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any
 
 import simpy
 from simpy.core import EmptySchedule
@@ -36,6 +37,10 @@ class Clock(simpy.Environment):
         super().__init__()
         self._cancelled: set[simpy.Event] = set()
 
+    def event(self) -> simpy.Event:
+        """An event that somebody will let happen."""
+        return Event(self)  # (SimPy makes its constructor a method whenever it is asked for.)
+
     def at(self, delay: int, priority: int = STEP_END_PRIORITY) -> simpy.Event:
         """An event that fires after ``delay``, at its place among the events of that instant."""
         event = Event(self)
@@ -61,6 +66,20 @@ class Clock(simpy.Environment):
         assert event._value is PENDING, "it has happened"  # noqa: SLF001 - as `succeed` does
         event._ok, event._value = True, None  # noqa: SLF001
         self._call_back(event)
+
+    def run(self, until: Any = None) -> Any:
+        """Until nothing is left that could happen; with ``until`` see SimPy."""
+        if until is not None:
+            return super().run(until)
+        queue, cancelled = self._queue, self._cancelled
+        while queue:
+            now, _, _, event = heappop(queue)
+            if cancelled and event in cancelled:
+                cancelled.remove(event)
+                continue
+            self._now = self.now = now  # type: ignore[assignment]
+            self._call_back(event)
+        return None
 
     def step(self) -> None:
         """Process the next event that was not cancelled."""

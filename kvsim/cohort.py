@@ -99,6 +99,8 @@ class Cohort:
 
     def demand(self, steps: int) -> int:
         """Blocks that all members together need for the next so many steps."""
+        if steps == 1:
+            return self._by_phase[-self.steps % self.block_size]
         whole, rest = divmod(steps, self.block_size)
         need, by_phase, at = whole * len(self._joined), self._by_phase, self.steps
         for step in range(rest):

@@ -13,6 +13,7 @@ from kvsim.connectors.mooncake_store_runs import RunMooncakeStoreConnector
 from kvsim.connectors.offloading_023 import OffloadingConnector023
 from kvsim.connectors.offloading_runs import RunOffloadingConnector
 from kvsim.extents.kv_cache_manager import RunKVCacheManager
+from kvsim.extents.path import Path
 from kvsim.refusal import Refusal
 from kvsim.request import Request, RequestStatus
 from kvsim.run_load_failures import RunLoadFailures
@@ -58,6 +59,7 @@ class CohortScheduler(Scheduler):
         self._chunk: tuple[Request, int] | None = None  # what is scheduled in every step of a stretch beside the cohort
         self._memory: WaitingMemory | None = None
         self._no_room = False  # for the request that is being admitted, whatever is left of the budget
+        self._no_room_for_all = False  # for all tokens of the last one that was looked up, at which the scan has ended
         self._blocked_by: Request | None = None  # the request that is known to end the scan
         connector = self.connector
         if isinstance(connector, RunOffloadingConnector) and not isinstance(connector, OffloadingConnector023):
@@ -121,7 +123,8 @@ class CohortScheduler(Scheduler):
 
     # -- in and out of the cohort
     def _join_if_ready(self, request: Request) -> None:
-        if request.status is not RequestStatus.RUNNING or request.num_computed_tokens + 1 != request.num_tokens:
+        """All but its last token are computed. It joins unless something else is to be done for it."""
+        if request.status is not RequestStatus.RUNNING:
             return
         if not request.num_output_tokens or request in self._inflight_prefills:
             return  # the one token that is left is a prompt's
@@ -158,6 +161,8 @@ class CohortScheduler(Scheduler):
         self.kv.cache_blocks(request, computed)
         if self.store is not None:
             self.store.left_cohort(request)
+        elif isinstance(self.connector, RunOffloadingConnector):
+            self.connector.left_cohort(request, request.num_tokens - 1 + scheduled)
         individuals, order = self._individuals, self._order
         late = bool(individuals) and order[next(reversed(individuals))] > order[request]
         individuals[request] = None
@@ -230,12 +235,12 @@ class CohortScheduler(Scheduler):
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         memory, running = self._memory, self.running
         if budget <= 0 or len(running) >= self.limits.max_num_seqs or not self.waiting:
-            self._is_blocked = False
+            self._is_blocked = self._no_room_for_all = False
             return
         if memory is not None and not self.received and (known := memory.known_outcome()) is not None:
             self._looked_up = known
             return
-        before, self._is_blocked = len(running), False
+        before, self._is_blocked, self._no_room_for_all = len(running), False, False
         if memory is None:
             super()._schedule_waiting(output, budget)
         else:
@@ -263,6 +268,7 @@ class CohortScheduler(Scheduler):
         if memory.is_refused(request):
             if (hit := memory.refused_hit) is not None:
                 looked_up.append(hit)
+                self._no_room_for_all = memory.refused_as_a_whole
             self._is_blocked, self._blocked_by = True, request
             return None
         memory.begin_lookup()
@@ -273,7 +279,8 @@ class CohortScheduler(Scheduler):
         if tokens == 0 and hit is not None and request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             memory.defer(request, hit)
         elif tokens is None and self._no_room:
-            memory.refuse(request, hit)
+            self._no_room_for_all = hit is not None and self._no_room_for_all
+            memory.refuse(request, hit, as_a_whole=self._no_room_for_all)
             self._blocked_by = request
         else:
             memory.forget(request)
@@ -281,7 +288,10 @@ class CohortScheduler(Scheduler):
 
     def _allocate(self, request: Request, tokens: int, hits: Any, external: int, is_async: bool) -> bool:
         is_done = super()._allocate(request, tokens, hits, external, is_async)
-        self._no_room = not is_done and (is_async or self.limits.scheduler_reserve_full_isl)
+        if not is_done:
+            reserves = self.limits.scheduler_reserve_full_isl
+            self._no_room = is_async or reserves
+            self._no_room_for_all = reserves and not self.kv.full_sequence_fits(request, hits, external)
         return is_done
 
     def _look_outside(self, request: Request, local: int) -> tuple[int, bool] | None:
@@ -305,7 +315,8 @@ class CohortScheduler(Scheduler):
             if self.connector is None or not self.connector.follows_decoding(request):
                 del self._offering[request]
         for request in list(self._individuals):
-            self._join_if_ready(request)
+            if request.num_computed_tokens + 1 == request.num_tokens:
+                self._join_if_ready(request)
         return ended
 
     # -- many steps
@@ -323,14 +334,23 @@ class CohortScheduler(Scheduler):
             return 1
         room = pool.num_free
         if self.connector is not None:
-            sensitive: set[int] = set()
-            for segments in self._looked_up:
-                sensitive.update(segments)
+            sensitive: set[int] = set().union(*self._looked_up_for_something())
             if sensitive or pool.watchers:
                 room = pool.blocks_before(sensitive, room)
         cohort = self.cohort
         taken = cohort.demand(1)  # the blocks of this step
         return max(cohort.most_steps(cohort.steps_to_end(), taken + room), 1)
+
+    def _looked_up_for_something(self) -> list[Sequence[int]]:
+        """Of this step's local hits those that matter.
+
+        Who had no room for all of its tokens has none as long as nobody gives blocks back, even if it hits less: a hit
+        that is handed out is a block less to take and one more to compute. But its lookup must not do anything else.
+        """
+        blocked_by, connector = self._blocked_by, self.connector
+        if blocked_by is not None and self._no_room_for_all and isinstance(connector, RunOffloadingConnector):
+            return self._looked_up[:-1] if connector.can_load_local_hit(blocked_by) else self._looked_up
+        return self._looked_up
 
     def num_alike_chunks(self, output: SchedulerOutput) -> int:
         """How many steps, this one included, give the whole budget to the cohort and the same prompt; at least 1.
@@ -373,7 +393,7 @@ class CohortScheduler(Scheduler):
 
         It makes chunks readable and evictable: that is of use to who is looked up or offers chunks, and to the tiers.
         """
-        if self._looked_up or self._offering:
+        if self._looked_up_for_something() or self._offering:
             return True
         return self.connector is not None and not self.connector.stores_end_quietly
 
@@ -484,7 +504,7 @@ def _local_segments(request: Request, blocks: int) -> Sequence[int]:
     return segments
 
 
-def _shared_segments(request: Request, first: int) -> list[int]:
+def _shared_segments(request: Request, first: int) -> Sequence[int]:
     """Segments of the request's blocks from ``first`` on that other requests may have too."""
-    path = request.block_hashes.path  # type: ignore[attr-defined]
-    return [run[0] for run in path.runs(first, path.num_shared)]
+    path: Path = request.block_hashes.path  # type: ignore[attr-defined]
+    return path.shared_segments(first)

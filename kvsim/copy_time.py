@@ -35,15 +35,11 @@ def _offloading(plan: Plan) -> CopyTime:
 
     @lru_cache(maxsize=1 << 14)
     def cost_of(blocks: int, direction: LinkDirection) -> CopyCost:
-        return _on_the_link(plan, direction, (Pieces(copies.piece_bytes, blocks * copies.pieces),) if blocks else ())
-
-    def cost(job: CopyJob, direction: LinkDirection) -> CopyCost:
-        blocks = len(job.gpu_blocks)
         if direction == "d2h":
             blocks = -(-blocks * sizes.cpu_copies // sizes.ranks)
-        return cost_of(blocks, direction)
+        return _on_the_link(plan, direction, (Pieces(copies.piece_bytes, blocks * copies.pieces),) if blocks else ())
 
-    return cost
+    return lambda job, direction: cost_of(len(job.gpu_blocks), direction)
 
 
 def _simple_cpu(plan: Plan) -> CopyTime:

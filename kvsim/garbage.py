@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_NEW_OBJECTS = 50_000
+_NEW_OBJECTS = 500_000
 """Python searches after every 700 new objects by default. That was a seventh of a Mooncake run, for nothing: it needs
 no more memory without any search."""
 _depth = 0
@@ -15,7 +15,7 @@ _depth = 0
 
 @contextmanager
 def rarely_collected() -> Iterator[None]:
-    """Inside, the youngest objects are searched once per 50,000 new ones, and those that are there now not at all."""
+    """Inside, the youngest objects are searched once per 500,000 new ones, and those that are there now not at all."""
     global _depth  # noqa: PLW0603 - as the thresholds are
     before, is_outermost = gc.get_threshold(), not _depth and not gc.get_freeze_count()  # which counts all, one by one
     gc.set_threshold(max(before[0], _NEW_OBJECTS) if before[0] else 0, *before[1:])
@@ -25,6 +25,7 @@ def rarely_collected() -> Iterator[None]:
         yield
     finally:
         _depth -= 1
-        gc.set_threshold(*before)
-        if is_outermost:
+        if is_outermost:  # what has come in meanwhile joins the oldest unsearched: most of it is here to stay
+            gc.freeze()
             gc.unfreeze()
+        gc.set_threshold(*before)

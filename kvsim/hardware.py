@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 from kvsim.clock import Clock
 from kvsim.host_memory import HostMemory
@@ -15,7 +17,8 @@ NS = 10**9
 SOLO_PPM = 1_000_000  # speed of a stream that has the link to itself, in parts per million
 
 
-class CopyCost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CopyCost:
     """What a copy costs.
 
     Attributes:
@@ -23,17 +26,18 @@ class CopyCost(NamedTuple):
         shared_ppm: its speed while the other direction is busy too, in parts per million of its speed alone.
         slowdown_ppm: a forward pass takes this many parts per million of its time while the copy runs.
         host_bytes: what it moves through host memory, for all ranks.
+        host_bytes_per_s: host memory bandwidth that it takes when it runs alone.
     """
 
     solo_ns: int
     shared_ppm: int = SOLO_PPM
     slowdown_ppm: int = SOLO_PPM
     host_bytes: int = 0
+    host_bytes_per_s: int = field(init=False)
 
-    @property
-    def host_bytes_per_s(self) -> int:
-        """Host memory bandwidth that the copy takes when it runs alone."""
-        return self.host_bytes * NS // self.solo_ns if self.solo_ns else 0
+    def __post_init__(self) -> None:
+        per_s = self.host_bytes * NS // self.solo_ns if self.solo_ns else 0
+        object.__setattr__(self, "host_bytes_per_s", per_s)
 
 
 NO_COPY = CopyCost(0)
@@ -182,16 +186,18 @@ class DuplexLink:
     def _wake_at_next_finish(self) -> None:
         """From now on they go at what host memory leaves of their speeds."""
         self._plan += 1
-        delays: list[int] = []
-        if self._h2d:
-            self._h2d_rate = max(1, self._h2d_speed * self._h2d_user.share_ppm // SOLO_PPM)
-            delays.append(-(-self._h2d[0].work // self._h2d_rate))
-        if self._d2h:
-            self._d2h_rate = max(1, self._d2h_speed * self._d2h_user.share_ppm // SOLO_PPM)
-            delays.append(-(-self._d2h[0].work // self._d2h_rate))
-        if delays:
-            plan = self._plan
-            self._env.alarm(max(0, min(delays)), lambda: self._on_wake(plan))
+        h2d, d2h = self._h2d, self._d2h
+        next_ns = -1
+        if h2d:
+            rate = self._h2d_rate = self._h2d_speed * self._h2d_user.share_ppm // SOLO_PPM or 1
+            next_ns = -(-h2d[0].work // rate)
+        if d2h:
+            rate = self._d2h_rate = self._d2h_speed * self._d2h_user.share_ppm // SOLO_PPM or 1
+            end_ns = -(-d2h[0].work // rate)
+            if not h2d or end_ns < next_ns:
+                next_ns = end_ns
+        if h2d or d2h:
+            self._env.alarm(max(0, next_ns), partial(self._on_wake, self._plan))
 
     def _on_wake(self, plan: int) -> None:
         if plan != self._plan:

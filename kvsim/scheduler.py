@@ -28,8 +28,9 @@ class Scheduler(SchedulerState):
     def schedule(self) -> SchedulerOutput:
         """Decide one step. ``num_computed_tokens`` advances here, before the tokens are computed."""
         output, limits = SchedulerOutput(), self.limits
-        lone = self.lone_prefill_uncapped and len(self.running) + len(self.waiting) <= 1
-        self._threshold = 0 if lone else limits.long_prefill_token_threshold
+        threshold = limits.long_prefill_token_threshold
+        lone = threshold and self.lone_prefill_uncapped and len(self.running) + len(self.waiting) <= 1
+        self._threshold = 0 if lone else threshold
         self.kv.new_step_starts()
         self.gates.begin_step(output)
         budget = self._schedule_running(output, limits.max_num_batched_tokens - self.draft_slots)

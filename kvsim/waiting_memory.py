@@ -33,11 +33,12 @@ class _Answer(Finding):
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A request that found no room, and when."""
+    """A request that found no room, for its load or for all of its tokens ("as a whole"), and when."""
 
     request: Request
     answer: _Answer
     release_epoch: int
+    as_a_whole: bool
 
 
 class WaitingMemory:
@@ -124,6 +125,12 @@ class WaitingMemory:
         assert self._refused is not None
         return self._refused.answer.hit
 
+    @property
+    def refused_as_a_whole(self) -> bool:
+        """Whether it is all of its tokens that there is no room for."""
+        assert self._refused is not None
+        return self._refused.as_a_whole
+
     def _holds(self, refused: _Refused) -> bool:
         return refused.release_epoch == self._pool.release_epoch and self._is_true(refused.answer)
 
@@ -138,10 +145,10 @@ class WaitingMemory:
         else:
             self.forget(request)
 
-    def refuse(self, request: Request, hit: Segments | None) -> None:
+    def refuse(self, request: Request, hit: Segments | None, *, as_a_whole: bool) -> None:
         """It found no room as a whole, or none for its load. ``hit``: None if it was not looked up."""
         if self._effects == self._num_effects():
-            self._refused = _Refused(request, self._answer(request, hit), self._pool.release_epoch)
+            self._refused = _Refused(request, self._answer(request, hit), self._pool.release_epoch, as_a_whole)
         else:
             self._is_idle = False
 

@@ -9,7 +9,7 @@ import pytest
 from kvsim.garbage import rarely_collected
 
 
-@pytest.mark.parametrize(("before", "inside"), [(700, 50_000), (90_000, 90_000), (0, 0)])
+@pytest.mark.parametrize(("before", "inside"), [(700, 500_000), (900_000, 900_000), (0, 0)])
 def test_threshold_is_raised_and_comes_back(before: int, inside: int) -> None:
     """Fewer searches inside; who searches less often or not at all keeps that."""
     usual = gc.get_threshold()

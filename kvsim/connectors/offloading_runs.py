@@ -120,8 +120,28 @@ class RunOffloadingConnector(OffloadingConnector):
         """Whether the request is not looked up because copies of an earlier life are in flight."""
         return bool(self._states[request].jobs)
 
+    def can_load_local_hit(self, request: Request) -> bool:
+        """Whether what the request hit locally at its last lookup is here, too.
+
+        Then lookups that hit less of it ask no tier for it, and are not told to wait for somebody who loads it.
+        """
+        if self._loading:
+            return False
+        if self.lookups_are_pure:
+            return True
+        state, size = self._states[request], self.chunk_tokens
+        chunks, known = state.local_tokens // size, len(state.context.keys)
+        if known * size - state.local_tokens < size:  # nothing was asked for behind it, which may be otherwise then
+            chunks = known
+        found = self.manager.primary.lookup_prefix(state.context, 0, chunks)  # type: ignore[attr-defined]
+        return bool(found.chunks == chunks) and not found.pending
+
     def repeats_offer(self, request: Request) -> bool:
         return self.offload_prompt_only and self._states[request].refused
+
+    def left_cohort(self, request: Request, num_tokens: int) -> None:
+        """A member has become one of those of whom the connector hears; it had so many tokens in its last step."""
+        self._states[request].context.extend_to(num_tokens // self.chunk_tokens)
 
     def repeat_refusals(self, count: int) -> None:
         self.manager.repeat_refusals(count)  # type: ignore[attr-defined]

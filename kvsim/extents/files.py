@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.extents.path import Key, Run, Runs
+from kvsim.extents.path import Key, Run, Runs, run_of
 from kvsim.extents.pieces import Piece, PieceMap
 
 
@@ -60,8 +60,10 @@ class RunFiles:
     # -- looking
     def leading(self, run: Run) -> tuple[bool, int]:
         """Whether the run's first file is here, and of how many from there on the same is true."""
-        _segment, first, last = run
+        segment, first, last = run
         position, is_here = first, None
+        if not self._pieces.of(segment):
+            return False, last - first
         for piece in self._pieces.scan(run):
             if piece.first > position:
                 if is_here:
@@ -83,13 +85,15 @@ class RunFiles:
         for segment, first, last in keys.runs:
             position = first
             while position < last:
-                is_here, count = self.leading(Run(segment, position, last))
-                found.append((Run(segment, position, position + count), is_here))
+                is_here, count = self.leading(run_of((segment, position, last)))
+                found.append((run_of((segment, position, position + count)), is_here))
                 position += count
         return found
 
     def missing(self, keys: Runs) -> Runs:
         """Those that are not here, in order."""
+        if not any(map(self._pieces.overlapping, keys.runs)):  # as almost always
+            return keys
         return Runs(run for run, is_here in self.find(keys) if not is_here)
 
     # -- writing

@@ -168,6 +168,25 @@ class RunOffloadingManager(Primary):
         self._tell_changed(keys.runs)
         self._epoch += 1
 
+    def hand_over(self, keys: Runs, readers: int) -> Runs:
+        """Chunks are written, and so many read them from now on; returns those that have not been lost meanwhile.
+
+        `complete_store` and a `pin` for each reader, without making the chunks evictable in between.
+        """
+        is_lost = False
+        for piece in self._pieces_of(keys):
+            if piece.ref_count >= 0:
+                raise ValueError("a store is completed that was never prepared")
+            if piece.doomed:
+                self._drop(piece)
+                is_lost = True
+            else:
+                piece.ref_count = readers
+        self._tell_changed(keys.runs)
+        held = self.held(keys) if is_lost else keys
+        self._epoch += 1 + (readers if held else 0)
+        return held
+
     def on_request_finished(self, context: RunContext) -> None:
         self.policy.on_request_finished(context)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvsim.extents.changes import Changes
-from kvsim.extents.path import Run, Runs
+from kvsim.extents.path import Run, Runs, run_of
 from kvsim.extents.pieces import Piece, PieceMap, join_on
 from kvsim.offload.tiering import Answer
 
@@ -47,14 +47,12 @@ class RunLookup:
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What the run's first chunk is answered, and how many from there on are answered the same."""
         _segment, first, last = run
-        found = self._pieces.scan(run)
-        piece = next(found, None)
-        if piece is None:
+        found = self._pieces.overlapping(run)
+        if not found:
             return Answer.RETRY, last - first
-        if piece.first > first:
-            return Answer.RETRY, piece.first - first
-        answer = piece.answer
-        position = piece.last
+        position, answer = found[0].first, found[0].answer
+        if position > first:
+            return Answer.RETRY, position - first
         for piece in found:
             if piece.first > position or piece.answer is not answer:
                 break
@@ -77,7 +75,7 @@ class RunLookup:
                     part.askers.add(request_id)
                     self._note(Run(segment, part.first, part.last), request_id)
         if first < last:
-            self._ask_new(Run(segment, first, last), request_id)
+            self._ask_new(run_of((segment, first, last)), request_id)
 
     def _ask_new(self, run: Run, request_id: str) -> None:
         self._pieces.add(_Question(*run, {request_id}))
@@ -95,7 +93,7 @@ class RunLookup:
             for piece in self._pieces.cover(run):
                 if not piece.is_looked_for:  # asked, forgotten and asked again: the first place counts
                     piece.is_looked_for = True
-                    join_on(runs, Run(piece.segment, piece.first, piece.last))
+                    join_on(runs, run_of((piece.segment, piece.first, piece.last)))
         self._batch = []
         return Runs(runs)
 

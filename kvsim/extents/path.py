@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Self, overload
 
 
@@ -26,7 +27,8 @@ class Run(NamedTuple):
     last: int
 
 
-_run = tuple.__new__  # `Run` without the detour through its own constructor: there are millions of them
+run_of: Callable[[tuple[int, int, int]], Run] = partial(tuple.__new__, Run)
+"""`Run` of its three numbers without the detour through its own constructor: there are millions of them."""
 
 
 class Runs(Sequence[Key]):
@@ -119,15 +121,22 @@ class Path:
         at = bisect_right(ends, first)
         end = ends[at]
         if end >= last:
-            return [_run(Run, (segments[at], first, last))]
-        found = [_run(Run, (segments[at], first, end))]
+            return [run_of((segments[at], first, last))]
+        found = [run_of((segments[at], first, end))]
         while True:
             at += 1
             first, end = end, ends[at]
             if end >= last:
-                found.append(_run(Run, (segments[at], first, last)))
+                found.append(run_of((segments[at], first, last)))
                 return found
-            found.append(_run(Run, (segments[at], first, end)))
+            found.append(run_of((segments[at], first, end)))
+
+    def shared_segments(self, first: int) -> Sequence[int]:
+        """Segments of the blocks from ``first`` on that other requests may have too."""
+        if first >= self.num_shared:
+            return ()
+        ends = self.ends
+        return self.segments[bisect_right(ends, first) : bisect_left(ends, self.num_shared) + 1]
 
     def keys(self, first: int, last: int) -> Runs:
         """The same as a sequence of keys."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from kvsim.extents.path import Key, Run
+from kvsim.extents.path import Key, Run, run_of
 
 Stretch = tuple[int, int, int]  # as a `Run`, whose names nobody needs here
 _LINEAR = 6  # in a list this short, looking at each piece beats bisection
@@ -119,10 +119,10 @@ class PieceMap(Generic[P]):
         missing: list[Run] = []
         for piece in self.overlapping(run):
             if piece.first > first:
-                missing.append(Run(segment, first, piece.first))
+                missing.append(run_of((segment, first, piece.first)))
             first = piece.last
         if first < last:
-            missing.append(Run(segment, first, last))
+            missing.append(run_of((segment, first, last)))
         return missing
 
     def add(self, piece: P) -> None:
@@ -164,6 +164,6 @@ def total(runs: Iterable[Run]) -> int:
 def join_on(runs: list[Run], run: Run) -> None:
     """Append a run, as part of the last one if it goes on where that ends."""
     if runs and runs[-1].last == run.first and runs[-1].segment == run.segment:
-        runs[-1] = Run(run.segment, runs[-1].first, run.last)
+        runs[-1] = run_of((run.segment, runs[-1].first, run.last))
     else:
         runs.append(run)

@@ -8,9 +8,9 @@ from typing import Protocol
 from kvsim.extents.changes import Changes
 from kvsim.extents.context import RunContext
 from kvsim.extents.ledger import RunOffloadingManager
-from kvsim.extents.path import Run, Runs
+from kvsim.extents.path import Run, Runs, run_of
 from kvsim.extents.pieces import Piece, PieceMap, join_on
-from kvsim.offload.ledger import PrefixHit
+from kvsim.offload.ledger import PrefixHit, StorePlan
 from kvsim.offload.tiering import Answer, SecondaryTier, TieringManager, TieringManager023
 
 
@@ -98,7 +98,10 @@ class RunTieringManager(TieringManager):
         If it has stood still during a step's decisions, making the same lookups again would change nothing, as long
         as no copy ends and no tier has news.
         """
-        return self._num_changes + self.primary.num_changes + sum([tier.num_changes for tier in self.tiers])
+        changes = self._num_changes + self.primary.num_changes
+        for tier in self.tiers:
+            changes += tier.num_changes
+        return changes
 
     @property
     def lookup_version(self) -> int:
@@ -123,7 +126,7 @@ class RunTieringManager(TieringManager):
             # Only this lookup puts chunks in, one after another: what is absent now is so when its turn comes.
             for segment, _first, stop in context.path.runs(position, self._end_of_gap(context, position, last)):
                 while position < stop:
-                    hits, passed, is_over = self._promote_leading(context, Run(segment, position, stop))
+                    hits, passed, is_over = self._promote_leading(context, run_of((segment, position, stop)))
                     chunks, position, pending = chunks + hits, position + passed, pending or passed > 0
                     if is_over:
                         return PrefixHit(chunks, pending)
@@ -150,7 +153,7 @@ class RunTieringManager(TieringManager):
             answer, count = tier.peek(run)
             if count < last - first:
                 last = first + count
-                run = Run(segment, first, last)
+                run = run_of((segment, first, last))
             asked_tiers += 1
             if answer is Answer.HIT:
                 break
@@ -164,7 +167,7 @@ class RunTieringManager(TieringManager):
         else:
             found, passed, asked = 0, 0, 1
         if asked < last - first:
-            run = Run(segment, first, first + asked)
+            run = run_of((segment, first, first + asked))
         for tier in self.tiers[:asked_tiers]:
             tier.ask(run, context.request_id)
         return found, passed, asked > passed
@@ -174,10 +177,24 @@ class RunTieringManager(TieringManager):
         count = self.primary.promote(context, run.first, run.last)
         if count:
             self._num_changes += 1
-            found = Run(run.segment, run.first, run.first + count)
+            found = run_of((run.segment, run.first, run.first + count))
             join_on(self._promotions.setdefault((number, context.request_id), []), found)
             self._sources_of.setdefault(context.request_id, _Sources()).note(found, number)
         return count
+
+    def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
+        self._poll()
+        return self._count(context, self.primary.prepare_store(context, first, last))
+
+    def complete_store(self, keys: Runs, context: RunContext | None = None, *, success: bool = True) -> None:
+        if not success:
+            super().complete_store(keys, context, success=False)
+            return
+        held = self.primary.hand_over(keys, len(self.tiers))
+        for tier in self.tiers if held else ():
+            tier.submit("store", held)
+        if context is not None:
+            self._close_store(context.request_id)
 
     def repeat_refusals(self, count: int) -> None:
         """See `RunOffloadingManager`."""
@@ -202,12 +219,15 @@ class RunTieringManager(TieringManager):
         super().on_request_finished(context)
 
     def on_schedule_end(self) -> None:
-        self._promotions = {whose: Runs(runs) for whose, runs in self._promotions.items()}
+        if self._promotions:
+            self._promotions = {whose: Runs(runs) for whose, runs in self._promotions.items()}
         super().on_schedule_end()
 
 
 class RunTieringManager023(RunTieringManager, TieringManager023):
     """0.23.0: `TieringManager023` by the run."""
+
+    prepare_store = TieringManager023.prepare_store
 
     @property
     def num_changes(self) -> int:

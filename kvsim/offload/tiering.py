@@ -181,10 +181,13 @@ class TieringManager(Ledger):
             self.primary.pin(held)
             tier.submit("store", held)
         if context is not None:
-            left = self._open_stores.pop(context.request_id) - 1
-            if left:
-                self._open_stores[context.request_id] = left
-            self._tell_tiers_if_over(context.request_id)
+            self._close_store(context.request_id)
+
+    def _close_store(self, request_id: str) -> None:
+        left = self._open_stores.pop(request_id) - 1
+        if left:
+            self._open_stores[request_id] = left
+        self._tell_tiers_if_over(request_id)
 
     def on_request_finished(self, context: Context) -> None:
         self.primary.on_request_finished(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
@@ -119,6 +120,7 @@ class StorageDevice:
         self._num_streams = 0  # so far
         self._updated_ns = 0
         self._plan = 0  # number of the latest wake-up; older ones are void
+        self._is_waking = False  # streams have ended, and those who are told may start others
         self._used = 0  # device nanoseconds spent, times WHOLE
 
     def start(self, direction: IoDirection, num_chunks: int, chunk_bytes: int, on_done: Callable[[], None]) -> Stream:
@@ -131,7 +133,8 @@ class StorageDevice:
         stream = Stream(kind, num_chunks, self._num_streams, on_done)
         self._num_streams += 1
         heappush(kind.streams, stream)
-        self._share()
+        if not self._is_waking:
+            self._share()
         return stream
 
     def chunks_done(self, stream: Stream) -> int:
@@ -165,13 +168,15 @@ class StorageDevice:
         self._wake_at_next_end()
 
     def _wake_at_next_end(self) -> None:
-        active = [kind for kind in self._by_cap if kind.streams]
-        for kind in active:
-            kind.rate = max(kind.part * self._memory_user.share_ppm // FULL_PPM, 1)
+        share_ppm, next_ns = self._memory_user.share_ppm, -1
+        for kind in self._by_cap:
+            if kind.streams:
+                kind.rate = max(kind.part * share_ppm // FULL_PPM, 1)
+                end_ns = kind.next_end_ns()
+                next_ns = end_ns if next_ns < 0 else min(next_ns, end_ns)
         self._plan += 1
-        if active:
-            plan = self._plan
-            self._env.alarm(min([kind.next_end_ns() for kind in active]), lambda: self._on_wake(plan))
+        if next_ns >= 0:
+            self._env.alarm(next_ns, partial(self._on_wake, self._plan))
 
     def _on_wake(self, plan: int) -> None:
         if plan != self._plan:
@@ -181,8 +186,10 @@ class StorageDevice:
         for kind in self._by_cap:
             while kind.streams and kind.streams[0].end <= kind.served:
                 done.append(heappop(kind.streams))
-        self._share()
-        for stream in sorted(done, key=attrgetter("number")):
+        self._is_waking = True
+        for stream in sorted(done, key=attrgetter("number")) if len(done) > 1 else done:
             stream.on_done()
+        self._is_waking = False
+        self._share()
         only_written = done and all(stream.kind.direction == "write" for stream in done)
         (self._on_written if only_written else self._on_change)()

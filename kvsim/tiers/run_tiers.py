@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsim.extents.changes import Changes
 from kvsim.extents.files import RunFiles
 from kvsim.extents.lookup import RunLookup
-from kvsim.extents.path import Key, Run, Runs
+from kvsim.extents.path import Key, Run, Runs, run_of
 from kvsim.offload.tiering import Answer
 from kvsim.results.records import TierTotals
 from kvsim.tiers.example import ExampleTier
@@ -57,7 +57,7 @@ class RunStorageTier(StorageTier):
             answer, count = self._lookup.peek(run)
             if answer is not Answer.HIT:
                 return answer, count
-            run = Run(run.segment, run.first, run.first + count)
+            run = run_of((run.segment, run.first, run.first + count))
         is_here, count = self.files.leading(run)
         return (Answer.HIT if is_here else Answer.MISS), count
 

@@ -228,13 +228,14 @@ class StorageTier:
         if not room:
             self._end_task(job, release)
             return
+        written = missing if room == len(missing) else missing[:room]
         if self.listener is not None:
-            self.listener.begun(job, missing[:room])
+            self.listener.begun(job, written)
         number = self._num_writing
         self._num_writing += 1
         done = partial(self._has_written, job, number, release)
         stream = self._device.start("write", room, self.chunk_bytes, done)
-        self._writing[number] = _Writing(missing[:room], stream)
+        self._writing[number] = _Writing(written, stream)
 
     def _has_written(self, job: _Job, number: int, release: Task) -> None:
         writing = self._writing.pop(number)
@@ -262,7 +263,8 @@ class StorageTier:
     def _publish(self, writing: _Writing, complete: int) -> None:
         self._count(writing, complete)
         if complete > writing.published:
-            self.files.publish(writing.keys[writing.published : complete])
+            at_once = complete == len(writing.keys) and not writing.published
+            self.files.publish(writing.keys if at_once else writing.keys[writing.published : complete])
             writing.published = complete
             self.totals.used_chunks_peak = max(self.totals.used_chunks_peak, len(self.files))
 

@@ -3,7 +3,8 @@
 (rule, module under kvsim/, text, what it becomes). The text must occur exactly once, or the mutant is stale.
 
 Not here, because nothing could notice:
-- what only saves time: joining pieces, forgetting watchers, windows that are longer than they would have to be;
+- what only saves time: joining pieces, forgetting watchers, windows that are longer than they would have to be (an
+  arrival does not end a stretch of chunks);
 - what another rule covers: without individuals no window is opened because none of them computes, and the other way
   round; a preemption needs a dissolved cohort; a refused offer is refused again whatever it has marked; what is hit is in
   a table that is looked at; a touch takes as much from the free blocks as from the need; who stands before a member never
@@ -18,7 +19,8 @@ that somebody has begun to write. A prompt's chunks leave nothing of the budget 
 because the prompt found room as a whole, and the last one may end a stretch as well.
 Of a shared store: a save that has ended before the last step of a window is reported before that step's requests end, so
 that blocks come back in another order; the answer that held the decisions up may be another one when the pass begins.
-Nor what test_equality.py has by hand: who leaves the cohort takes its place again, and a step outlives its engine;
+Nor what test_equality.py has by hand: who leaves the cohort takes its place again, a step outlives its engine, and a
+stretch of chunks ends when members take the last blocks;
 and test_stores.py: leases that are told of late have their own place among the others.
 """
 
@@ -34,8 +36,8 @@ LRU, LRU_023, ARC, RESERVATION = "extents/lru.py", "extents/lru_023.py", "extent
 MUTANTS = [
     # -- who joins the cohort, and who leaves it
     ("join: not while prefilling", SCHEDULER,
-     "request.num_computed_tokens + 1 != request.num_tokens:\n            return\n        if not request.num_output_tokens or request in self._inflight_prefills:\n",
-     "not request.num_output_tokens:\n            return\n        if False:\n"),
+     "            if request.num_computed_tokens + 1 == request.num_tokens:\n                self._join_if_ready(request)\n",
+     "            if request.num_output_tokens:\n                self._join_if_ready(request)\n"),
     ("join: not while the connector listens", SCHEDULER,
      "if is_offering and self.connector is not None and not self.connector.repeats_offer(request):", "if False:"),
     ("join: not while others have what it will compute", SCHEDULER,
@@ -48,6 +50,8 @@ MUTANTS = [
     ("leave: when others ask for what it computes", SCHEDULER,
      "                self._contested[growing[segment]] = None\n", "                pass\n"),
     ("leave: its segments are known", SCHEDULER, "            self._growing[segment] = request\n", "            pass\n"),
+    ("leave: the connector knows what it has decoded", SCHEDULER,
+     "            self.connector.left_cohort(request, request.num_tokens - 1 + scheduled)\n", "            pass\n"),
     ("leave: its blocks get their hashes", SCHEDULER, "        self.kv.cache_blocks(request, computed)\n", ""),
     # -- a step with a cohort
     ("step: dissolved when an individual needs what is not free", SCHEDULER,
@@ -111,10 +115,6 @@ MUTANTS = [
      "not spent or limits.long_prefill_token_threshold:", "not spent:"),
     ("chunks: until a member ends", SCHEDULER,
      "            most = min(most, cohort.steps_to_end())\n", "            pass\n"),
-    ("chunks: members need blocks, too", SCHEDULER,
-     "if blocks + cohort.demand(steps + 1) - taken > pool.num_free:", "if blocks > pool.num_free:"),
-    ("chunks: who arrives is not looked at", SCHEDULER,
-     "        if self._chunk is not None:\n            return False\n", ""),
     ("chunks: they are longer and longer ago", WINDOW,
      "[(tokens, self._before + passed * tokens)]", "[(tokens, self._before)]"),
     ("chunks: contexts grow", WINDOW,
@@ -133,7 +133,16 @@ MUTANTS = [
     ("window: ends when blocks run out", SCHEDULER,
      "cohort.most_steps(cohort.steps_to_end(), taken + room)", "cohort.steps_to_end()"),
     ("window: ends before a hit is evicted", SCHEDULER,
-     "                sensitive.update(segments)\n", "                pass\n"),
+     "set().union(*self._looked_up_for_something())", "set()"),
+    ("window: who finds no room for its load alone may find some", SCHEDULER,
+     "self._no_room_for_all = reserves and not self.kv.full_sequence_fits(request, hits, external)",
+     "self._no_room_for_all = True"),
+    ("window: who hits less may ask a tier instead", CONNECTOR,
+     "        return bool(found.chunks == chunks) and not found.pending\n", "        return True\n"),
+    ("window: who hits less may ask for what it was too little before", CONNECTOR,
+     "            chunks = known\n", "            pass\n"),
+    ("window: who hits less may wait for somebody's load", CONNECTOR,
+     "        if self._loading:\n            return False\n", ""),
     ("window: ends before a block of a looked up hit is evicted", SCHEDULER,
      "        self._looked_up.append(_local_segments(request, local // self.kv.block_size))\n", ""),
     ("window: ends before a watched block is handed out", POOL,
@@ -238,7 +247,7 @@ MUTANTS = [
     ("arc: victims of a reservation", RESERVATION, "        if evictable[0] and self.t1_size >= int(self.target):\n", "        if evictable[0]:\n"),
     # -- tiers behind it
     ("tiering: a promotion ends a window", TIERING, "            self._num_changes += 1\n            found", "            found"),
-    ("tiering: the tiers' changes end a window", TIERING, "return self._num_changes + self.primary.num_changes + sum([tier.num_changes for tier in self.tiers])", "return self._num_changes + self.primary.num_changes"),
+    ("tiering: the tiers' changes end a window", TIERING, "            changes += tier.num_changes\n", "            pass\n"),
     ("tiering: the refused chunk was asked for", TIERING, "asked = min(found + 1, last - first)", "asked = max(found, 1)"),
     ("tiering: chunks that are here divide a stretch", TIERING, "                return piece.first\n        return last\n\n    def _promote_leading", "                pass\n        return last\n\n    def _promote_leading"),
     ("tiering: unknown chunks don't end a lookup", TIERING, "        elif unknown:\n", "        elif False:\n"),

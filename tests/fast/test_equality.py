@@ -74,6 +74,19 @@ def test_a_step_outlives_its_engine() -> None:
     assert Simulation(plan).run().totals.end_ns == 1_400_000 + 24 * 1_010_000  # 1 ms per step, 10 us per token
 
 
+def test_a_stretch_of_chunks_ends_when_the_decoding_take_the_last_blocks() -> None:
+    """There was room for a prompt of 43 blocks, one in each step; but two others need some, too, before it is over."""
+    builder = worlds.TraceBuilder()
+    for name in ("one", "two"):
+        builder.session(name, [(16, 200, 0)])
+    builder.session("long", [(43 * 16, 2, 0)], 4 * MS)
+    engine = {"num_gpu_blocks_override": 49, "max_num_batched_tokens": 18}
+    difference, seen = compare(resolve(worlds.config(debug=False, engine=engine), builder.build()))
+    assert not difference
+    assert seen["preemptions"] == 1
+    assert seen["windows"]
+
+
 @pytest.mark.parametrize("limit", [None, 5])
 def test_who_arrives_at_the_instant_of_a_fault_comes_behind_it(limit: int | None) -> None:
     """The engine is down for it; sessions of one request, which are no processes without a limit, come no earlier."""
