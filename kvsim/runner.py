@@ -11,7 +11,7 @@ import pandas as pd
 
 from kvsim.build import Simulation
 from kvsim.cluster_plan import ClusterPlan, MemberPlan, hardware_of, resolve_run
-from kvsim.cohort_scheduler import InexactError
+from kvsim.cohort_members import InexactError
 from kvsim.config import ClusterConfig, RunConfig, dump_config
 from kvsim.errors import UserError
 from kvsim.garbage import rarely_collected

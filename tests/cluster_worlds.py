@@ -11,7 +11,7 @@ from fast_worlds import presets_read_once, random_world, with_frontend
 
 from kvsim.build import Simulation
 from kvsim.cluster_plan import ClusterPlan, resolve_run
-from kvsim.cohort_scheduler import InexactError
+from kvsim.cohort_members import InexactError
 from kvsim.config import RunConfig
 from kvsim.results.records import RunRecord
 from kvsim.trace.session import Trace

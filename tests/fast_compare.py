@@ -14,7 +14,8 @@ from fast_orders import Names, orders
 from fast_worlds import World, presets_read_once, random_world, with_frontend
 
 from kvsim.build import Simulation
-from kvsim.cohort_scheduler import CohortScheduler, InexactError
+from kvsim.cohort_members import InexactError
+from kvsim.cohort_scheduler import CohortScheduler
 from kvsim.extents.pool_copies import Copies
 from kvsim.fast_engine import FastEngine
 from kvsim.resolve import Plan, resolve
