@@ -5,10 +5,10 @@
 Not here, because nothing could notice:
 - what only saves time: joining pieces, forgetting watchers, windows that are longer than they would have to be (an
   arrival does not end a stretch of chunks);
-- what another rule covers: without individuals no window is opened because none of them computes, and the other way
-  round; a preemption needs a dissolved cohort; a refused offer is refused again whatever it has marked; what is hit is in
-  a table that is looked at; a touch takes as much from the free blocks as from the need; who stands before a member never
-  wants more than it got when that member was admitted.
+- what another rule covers: who has more than one token left is in a prefill under way; without individuals no window is
+  opened because none of them computes, and the other way round; a preemption needs a dissolved cohort; a refused offer is
+  refused again whatever it has marked; what is hit is in a table that is looked at; a touch takes as much from the free
+  blocks as from the need; who stands before a member never wants more than it got when that member was admitted.
 Nor rules that 2,000 worlds did not see and that we keep all the same: a window ends after a step that asked a tier for
 the first time; watched pieces of a running request do not grow (a job would be flushed without need); a file that a
 tier has evicted since it was found is a miss.
@@ -20,8 +20,7 @@ because the prompt found room as a whole, and the last one may end a stretch as 
 Of a shared store: a save that has ended before the last step of a window is reported before that step's requests end, so
 that blocks come back in another order; the answer that held the decisions up may be another one when the pass begins.
 Nor what test_equality.py has by hand: who leaves the cohort takes its place again, a step outlives its engine, and a
-stretch of chunks ends when members take the last blocks;
-and test_stores.py: leases that are told of late have their own place among the others.
+stretch of chunks ends when members take the last blocks; and test_stores.py: leases that are told of late have their own place among the others.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ LRU, LRU_023, ARC, RESERVATION = "extents/lru.py", "extents/lru_023.py", "extent
 
 MUTANTS = [
     # -- who joins the cohort, and who leaves it
-    ("join: not while prefilling", STEPS,
-     "            if request.num_computed_tokens + 1 == request.num_tokens:\n                self._join_if_ready(request)\n",
-     "            if request.num_output_tokens:\n                self._join_if_ready(request)\n"),
+    ("join: not for the last token of a prompt", MEMBERS,
+     "if not request.num_output_tokens or request in self._inflight_prefills:", "if False:"),
     ("join: not while the connector listens", MEMBERS,
      "if is_offering and self.connector is not None and not self.connector.repeats_offer(request):", "if False:"),
     ("join: not while others have what it will compute", MEMBERS,
