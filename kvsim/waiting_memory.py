@@ -11,7 +11,7 @@ from kvsim.extents.changes import Finding
 from kvsim.extents.extent_pool import ExtentPool
 from kvsim.request import Request
 
-MOST_WATCHED = 100_000  # entries of findings that may be out of date for long, before all are forgotten
+MOST_WATCHED = 1_000_000  # entries of findings that may be out of date for long, before all are forgotten
 
 Segments = Sequence[int]
 
