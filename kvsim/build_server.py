@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import simpy
 
+from kvsim.build_connector import ConnectorBuilder
 from kvsim.build_engine import EngineBuilder
 from kvsim.build_faults import Faults
 from kvsim.build_policy import admission_notes
@@ -118,19 +119,18 @@ class Server:
         config = plan.config
         self.faults = Faults(clock, config.faults, config.seed, record.faults, self._notify, may_die=may_die)
         record.notes += [*self.faults.notes(), *admission_notes(plan)]
-        self._builder = EngineBuilder(
+        self._connectors = ConnectorBuilder(
             clock,
             plan,
             self.host_memory,
             self.tiers,
             self.faults,
-            kv_events,
             remote,
             store,
             self._hold_up,
             None if node is None else node.lmcache,
-            turn,
         )
+        self._builder = EngineBuilder(clock, plan, self.host_memory, self._connectors, kv_events, turn)
         self._counts_cpu = node is None or node.is_first()
         self.books: list[RankBooks] = []
         self.ranks: list[Instance] = []
@@ -195,12 +195,12 @@ class Server:
                 self.record.notes.append(f"{split.num_splits:,} prefixes came over two paths, {of_store}")
             if self.plan.config.debug and not scheduler.requests and not rank.engine.is_dead:
                 # 0.23.0 stops before storage has finished writing, and whether a store has stalled or not.
-                idle = not scheduler.has_requests() and self._builder.tiers_are_idle and not hang
+                idle = not scheduler.has_requests() and self._connectors.tiers_are_idle and not hang
                 scheduler.check(at_end=idle)
         for shown in self._builder.timelines.values():
             shown.finish()
-        if self._builder.recorder is not None:
-            self.record.schedule = self._builder.recorder.steps()
+        if self._connectors.recorder is not None:
+            self.record.schedule = self._connectors.recorder.steps()
 
     # -- inside
     def _build(self, reception: Reception) -> None:
@@ -249,7 +249,7 @@ class Server:
     def _engine_died(self) -> None:
         """Its memory is lost and its copies are."""
         self.faults.on_engine_death()
-        self._builder.lose()
+        self._connectors.lose()
         self._door.lose()
         self._on_death()
 
