@@ -92,7 +92,8 @@ class ConnectorBuilder:
         self._host_memory, self._remote, self._store, self._hold_up = host_memory, remote, store, hold_up
         self.observed_tiers = tiers if store is None else [*tiers, store.tier]
         remembers = plan.release.background_lookups
-        self._faulty_tiers = faults.tiers(tiers, [tier.totals.name for tier in tiers], remembers=remembers)
+        own_tiers = () if plan.parts else tiers
+        self._faulty_tiers = faults.tiers(own_tiers, [tier.totals.name for tier in own_tiers], remembers=remembers)
         self._synchronous = Synchronous(plan, clock)
         self._lmcache_mp = LMCacheMP(plan, clock, lmcache)
         self.alarm = self._lmcache_mp.alarm
@@ -128,7 +129,7 @@ class ConnectorBuilder:
     @property
     def tiers_are_idle(self) -> bool:
         """No tier moves anything that somebody waits for."""
-        return all(tier.is_idle() for tier in self._faulty_tiers)
+        return all(tier.is_idle() for tier in self._faulty_tiers) and all(part.tiers_are_idle for part in self._parts)
 
     def show_queue(self, queue: Iterable[Request]) -> None:
         """Let the eviction policy of the connector built last look at the requests that wait."""

@@ -20,7 +20,6 @@ from kvsim.copy_time import copy_time
 from kvsim.data_parallel import RankBooks
 from kvsim.engine import Engine
 from kvsim.fast_engine import FastEngine
-from kvsim.hardware import DuplexLink
 from kvsim.host_memory import HostMemory
 from kvsim.kv_events import GPU, KVEventListener, KVEventLog, KVEventPublisher
 from kvsim.lockstep import Lockstep
@@ -89,9 +88,7 @@ class EngineBuilder:
 
         connectors.on_saved = engine.on_saved if isinstance(engine, FastEngine) else lambda _job: engine.notify()
         for each in connectors.links:
-            each.on_finish = moved
-        if offload is not None and isinstance(offload.link, DuplexLink):
-            offload.link.on_slowdown = site.compute.disturber()
+            each.on_finish, each.on_slowdown = moved, site.compute.disturber()
         connectors.alarm.on_ring = engine.notify
         if compiler is not None:
             compiler.on_ready = engine.notify

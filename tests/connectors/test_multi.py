@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 from engine_builder import make_request
 from worlds import MS, TraceBuilder, config, run
 
 from kvsim.connectors.base import KVConnector, SchedulerOutput, WorkerOutput
 from kvsim.connectors.multi import MultiConnector, MultiMeta, MultiWorker
+from kvsim.profile import LinkProfile
 from kvsim.request import Request
 from kvsim.results.records import RunRecord
 
@@ -190,6 +192,14 @@ def test_offloading_among_them_is_simulated_step_by_step() -> None:
     checked, plain = (simulate(cpu, STORE, starts_ms=(0, 1_000), debug=debug) for debug in (True, False))
     assert plain.requests == checked.requests
     assert plain.totals == checked.totals
+
+
+def test_copies_of_each_slow_forward_passes_down() -> None:
+    """Wherever the connector stands whose copies do."""
+    cpu = {"kind": "offloading", "cpu_bytes_to_use": "1GiB"}
+    with patch.object(LinkProfile, "slowdown_ppm", lambda _self, _way: 2_000_000):
+        lost = [simulate(*parts).totals.slowdown_ns for parts in ((cpu, STORE), (STORE, cpu))]
+    assert lost[0] == lost[1] > 0
 
 
 def test_a_synchronous_one_among_them() -> None:
