@@ -45,7 +45,7 @@ class FastEngine(Engine):
     ) -> None:
         super().__init__(env, scheduler, step_time, worker, **options)
         self._window_time, self._is_disturbed = step_time, is_disturbed
-        self._contexts_add_up = step_time.contexts_add_up
+        self._contexts_add_up, self._takes_reports = step_time.contexts_add_up, scheduler.takes_reports()
         self._store_worker = worker if isinstance(worker, RunMooncakeStoreWorker) else None
         self._window: Window | None = None
         self._under_way = 0  # number of the step in the window that is under way, as far as the scheduler knows
@@ -79,7 +79,7 @@ class FastEngine(Engine):
         if window is None or worker is None or worker.has_finished_load():  # type: ignore[attr-defined]
             self.notify()
         elif window.stores_matter:
-            if window.takes_reports and not self._is_between and not window.is_handed_over:
+            if self._takes_reports and not self._is_between and not window.is_handed_over:
                 self._report_behind(window)
             else:
                 self.notify()
@@ -241,7 +241,6 @@ class FastEngine(Engine):
                 else:
                     window = SlowedWindow(self._window_time, decode, now, steps, speed)
                 window.stores_matter, window.writes_matter = scheduler.stores_matter(), scheduler.writes_matter()
-                window.takes_reports = scheduler.takes_reports()
         elif self.worker is None and len(scheduled) == 1 and (steps := scheduler.num_alike_chunks(output)) > MIN_CHUNKS:
             ((request, tokens),) = scheduled.items()
             decode, before = self._decode_contexts(output, []), request.num_computed_tokens - tokens

@@ -90,7 +90,8 @@ class DuplexLink:
         self.listener: Callable[[LinkDirection, Transfer], None] | None = None  # hears of each copy that is over
         self._slowdown_ppm = SOLO_PPM
         self._memory = memory = memory or HostMemory(None)
-        self._h2d_user, self._d2h_user = (memory.join(self._advance, self._wake_at_next_finish, ranks) for _ in "><")
+        self._h2d_user = memory.join(self._advance, self._wake_at_next_finish, ranks)
+        self._d2h_user = memory.join(self._advance, self._wake_at_next_finish, ranks)
         self._h2d: deque[Transfer] = deque()
         self._d2h: deque[Transfer] = deque()
         self._queues: dict[LinkDirection, deque[Transfer]] = {"h2d": self._h2d, "d2h": self._d2h}

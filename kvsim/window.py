@@ -54,7 +54,6 @@ class Window:
         self.fills: simpy.Event | None = None  # the next step in which somebody fills a block that is to be saved
         self.stores_matter = True  # whether the end of a store ends it
         self.writes_matter = True  # whether the end of a write to a tier does
-        self.takes_reports = False  # whether it goes on behind the report of a store that has ended
         self.report_at: int | None = None  # the step at whose end the next one is due
         self.wake: simpy.Event | None = None  # the next one
         self.is_handed_over = False  # its last step is timed by the compute stream
