@@ -19,8 +19,8 @@ that somebody has begun to write. A prompt's chunks leave nothing of the budget 
 because the prompt found room as a whole, and the last one may end a stretch as well.
 Of a shared store: a save that has ended before the last step of a window is reported before that step's requests end, so
 that blocks come back in another order; the answer that held the decisions up may be another one when the pass begins.
-Nor what test_equality.py has by hand: who leaves the cohort takes its place again, a step outlives its engine, and a
-stretch of chunks ends when members take the last blocks; and test_stores.py: leases that are told of late have their own place among the others.
+Nor what test_equality.py has by hand: who leaves the cohort takes its place again, a step outlives its engine, a
+stretch of chunks ends when members take the last blocks, and a step in which a run hangs has its blocks; and test_stores.py: leases that are told of late have their own place among the others.
 """
 
 from __future__ import annotations
@@ -197,8 +197,6 @@ MUTANTS = [
     ("cohort: members' full blocks are cached", MEMBERS,
      "return super().num_cached_blocks() + self.cohort.full_blocks(ahead=self._is_under_way) - self._num_hashed",
      "return super().num_cached_blocks()"),
-    ("cohort: a step that is under way has its blocks", MEMBERS,
-     "self.cohort.full_blocks(ahead=self._is_under_way)", "self.cohort.full_blocks()"),
     ("quiet: who blocked the queue may have given up", SCHEDULER,
      "is_blocked = bool(self.waiting) and (self._is_blocked or self._refusal.is_held)",
      "is_blocked = self._is_blocked or self._refusal.is_held"),

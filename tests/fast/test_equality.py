@@ -75,6 +75,24 @@ def test_a_step_outlives_its_engine() -> None:
     assert Simulation(plan).run().totals.end_ns == 1_400_000 + 24 * 1_010_000  # 1 ms per step, 10 us per token
 
 
+def test_a_run_that_hangs_counts_the_blocks_of_the_step_under_way() -> None:
+    """The step waits for ever for a store that reads what it hands out; a member fills a block of its own in it."""
+    builder = worlds.TraceBuilder()
+    for name, prompt, output, start_ms in (("stored", 64, 2, 0), ("decodes", 29, 300, 0), ("wants", 320, 5, 100)):
+        builder.session(name, [(prompt, output, 0)], start_ms * MS)
+    settings = worlds.config(
+        debug=False,
+        engine={"num_gpu_blocks_override": 31, "max_num_batched_tokens": 1_024},
+        connector={"kind": "offloading", "cpu_bytes_to_use": "1GiB"},
+        faults={"cpu": {"stalls": {"stores": [0]}}},
+    )
+    plan = resolve(settings, builder.build())
+    difference, seen = compare(plan)
+    assert not difference
+    assert seen["requests stuck"] == 2
+    assert Simulation(plan).run().series.samples[-1].gpu_cached_blocks == 30
+
+
 def test_a_stretch_of_chunks_ends_when_the_decoding_take_the_last_blocks() -> None:
     """There was room for a prompt of 43 blocks, one in each step; but two others need some, too, before it is over."""
     builder = worlds.TraceBuilder()
