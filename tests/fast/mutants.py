@@ -11,7 +11,8 @@ Not here, because nothing could notice:
   blocks as from the need; who stands before a member never wants more than it got when that member was admitted.
 Nor rules that 2,000 worlds did not see and that we keep all the same: a window ends after a step that asked a tier for
 the first time; watched pieces of a running request do not grow (a job would be flushed without need); a file that a
-tier has evicted since it was found is a miss.
+tier has evicted since it was found is a miss. Both of these need CPU memory with holes in a prefix: who found no room for
+its load alone may find some when it hits less, and who hits less may have to wait for somebody who loads what it has lost.
 Of what is known of those who wait: an answer ends when a tier changes that does not tell where; a scan ends otherwise
 when blocks come back without a request that ends (of an aborted load); what a scan would have looked up counts although
 it was left out; without scheduler_reserve_full_isl a refusal may be the budget's; who found no room may hit a chunk less
@@ -133,15 +134,10 @@ MUTANTS = [
      "cohort.most_steps(cohort.steps_to_end(), taken + room)", "cohort.steps_to_end()"),
     ("window: ends before a hit is evicted", SCHEDULER,
      "set().union(*self._looked_up_for_something())", "set()"),
-    ("window: who finds no room for its load alone may find some", STEPS,
-     "self._no_room_for_all = reserves and not self.kv.full_sequence_fits(request, hits, external)",
-     "self._no_room_for_all = True"),
     ("window: who hits less may ask a tier instead", CONNECTOR,
      "        return bool(found.chunks == chunks) and not found.pending\n", "        return True\n"),
     ("window: who hits less may ask for what it was too little before", CONNECTOR,
      "            chunks = known\n", "            pass\n"),
-    ("window: who hits less may wait for somebody's load", CONNECTOR,
-     "        if self._loading:\n            return False\n", ""),
     ("window: ends before a block of a looked up hit is evicted", STEPS,
      "        self._looked_up.append(_local_segments(request, local // self.kv.block_size))\n", ""),
     ("window: ends before a watched block is handed out", POOL,
