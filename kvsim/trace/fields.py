@@ -85,42 +85,42 @@ class Fields:
 
     def integer(self, key: str, low: int, high: int) -> int:
         """A whole number from `low` to `high`; true, 5.0 and "5" are none."""
-        value = self._need(key, f"an integer from {low:,} to {high:,}")
+        value = self._values.get(key)
         if type(value) is not int or not low <= value <= high:
             self.fail(key, f"an integer from {low:,} to {high:,}")
         return value
 
     def number(self, key: str, low: float, high: float) -> float:
         """A finite number from `low` to `high`."""
-        value = self._need(key, f"a number from {low:,g} to {high:,g}")
+        value = self._values.get(key)
         if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):  # type: ignore[operator, arg-type]
             self.fail(key, f"a number from {low:,g} to {high:,g}")
         return float(value)  # type: ignore[arg-type]
 
     def text(self, key: str) -> str:
         """A string that is not empty."""
-        value = self._need(key, "a text")
+        value = self._values.get(key)
         if type(value) is not str or not value:
             self.fail(key, "a text that is not empty")
         return value
 
     def boolean(self, key: str) -> bool:
         """True or false."""
-        value = self._need(key, "true or false")
+        value = self._values.get(key)
         if type(value) is not bool:
             self.fail(key, "true or false")
         return value
 
     def array(self, key: str) -> list[object]:
         """A list."""
-        value = self._need(key, "a list")
+        value = self._values.get(key)
         if type(value) is not list:
             self.fail(key, "a list")
         return value
 
     def ids(self, key: str, expected: int, why: str) -> list[int]:
         """A list of exactly `expected` integers (`why` says where the number comes from)."""
-        value = self._need(key, f"a list of {expected:,} block ids")
+        value = self._values.get(key)
         if type(value) is not list:
             self.fail(key, f"a list of {expected:,} block ids")
         self.check_ids(key, value, expected, why)
@@ -135,13 +135,10 @@ class Fields:
             raise UserError(f"{self.where}: {key}[{before + at}] is {show(ids[at])}, expected an integer")
 
     def fail(self, key: str, expected: str) -> NoReturn:
-        """Raises the complaint that field `key` is not what was expected."""
-        raise UserError(f"{self.where}: {key} is {show(self._values.get(key))}, expected {expected}")
-
-    def _need(self, key: str, expected: str) -> object:
+        """Raises the complaint that field `key` is missing, or not what was expected."""
         if key not in self._values:
             raise UserError(f"{self.where}: {key} is missing, expected {expected}")
-        return self._values[key]
+        raise UserError(f"{self.where}: {key} is {show(self._values.get(key))}, expected {expected}")
 
 
 def show(value: object) -> str:

@@ -86,15 +86,15 @@ def read_text(path: Path) -> str:
     """The whole file as text."""
     with open_trace(path) as stream:
         data = stream.read()
-    return _decode(data, str(path))
+    return _decode(data, path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file that are not blank, each with its number counted from 1."""
     with open_trace(path) as stream:
         for number, data in enumerate(stream, start=1):
-            text = _decode(data, f"{path}: line {number}")
-            if text.strip():
+            text = _decode(data, path, number)
+            if text and not text.isspace():
                 yield number, text
 
 
@@ -122,9 +122,10 @@ def detect_kind(path: Path) -> str:
     )
 
 
-def _decode(data: bytes, where: str) -> str:
+def _decode(data: bytes, path: Path, line: int | None = None) -> str:
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         bad = data[error.start : error.start + 1].hex()
+        where = str(path) if line is None else f"{path}: line {line}"
         raise UserError(f"{where}: byte 0x{bad} is not UTF-8, expected a JSON text file") from error
