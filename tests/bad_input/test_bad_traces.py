@@ -162,7 +162,8 @@ def test_kind_that_the_file_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     row = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}
     path.write_text(json.dumps(row))
-    assert _complaint([path], kind="sessions") == f"{path}: line 1: schema is missing, expected a text that is not empty"
+    expected = "schema is missing, expected a text that is not empty"
+    assert _complaint([path], kind="sessions") == f"{path}: line 1: {expected}"
     assert _complaint([path], kind="kv-cache-tester").startswith(f"{path}: block_size is missing")
 
 

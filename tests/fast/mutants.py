@@ -21,7 +21,8 @@ because the prompt found room as a whole, and the last one may end a stretch as 
 Of a shared store: a save that has ended before the last step of a window is reported before that step's requests end, so
 that blocks come back in another order; the answer that held the decisions up may be another one when the pass begins.
 Nor what test_equality.py has by hand: who leaves the cohort takes its place again, a step outlives its engine, a
-stretch of chunks ends when members take the last blocks, and a step in which a run hangs has its blocks; and test_stores.py: leases that are told of late have their own place among the others.
+stretch of chunks ends when members take the last blocks, a step in which a run hangs has its blocks, and who blocked the
+queue may have given up; and test_stores.py: leases that are told of late have their own place among the others.
 """
 
 from __future__ import annotations
@@ -72,8 +73,12 @@ MUTANTS = [
     ("memory: one segment more than was hit counts", MEMORY, "path.segments[: len(hit or ()) + 1]", "path.segments[: len(hit or ())]"),
     ("memory: chunks outside the GPU count", MEMORY, "            changes.watch(far, answer)\n", "            pass\n"),
     ("memory: lookups with effects are made again", MEMORY,
-     "if self._effects == self._num_effects() and not self._connector.is_busy(request):",
-     "if not self._connector.is_busy(request):"),
+     "            is_known = is_known and self._connector.is_settled(request)\n", ""),
+    ("memory: lookups with effects may change what others were told", MEMORY,
+     "            self._is_idle = False  # others in", "            pass  # others in"),
+    ("memory: what a lookup has evicted of its own is looked up again", TIERING, "        return here == chunks\n", "        return True\n"),
+    ("memory: who was refused a promotion asks again", TIERING, "if refusals != self.primary.num_refusals or not", "if not"),
+    ("memory: lookups that take time are made again", TIERING, " or not all(tier.asks_once for tier in self.tiers):", ":"),
     ("memory: refused, unless blocks came back", MEMORY, "refused.release_epoch == self._pool.release_epoch and ", ""),
     ("memory: refused, unless it may find something else", MEMORY,
      " and self._is_true(refused.answer)", ""),
@@ -193,9 +198,6 @@ MUTANTS = [
     ("cohort: members' full blocks are cached", MEMBERS,
      "return super().num_cached_blocks() + self.cohort.full_blocks(ahead=self._is_under_way) - self._num_hashed",
      "return super().num_cached_blocks()"),
-    ("quiet: who blocked the queue may have given up", SCHEDULER,
-     "is_blocked = bool(self.waiting) and (self._is_blocked or self._refusal.is_held)",
-     "is_blocked = self._is_blocked or self._refusal.is_held"),
     # -- the GPU pool
     ("pool: plain blocks go to the front", POOL, "        self._queue.put_plain_first(count)\n", "        self._queue.put_plain_last(count)\n"),
     ("pool: plain blocks go to the end (0.23.0)", POOL,

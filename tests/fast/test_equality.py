@@ -106,6 +106,22 @@ def test_a_stretch_of_chunks_ends_when_the_decoding_take_the_last_blocks() -> No
     assert seen["windows"]
 
 
+def test_who_arrives_behind_one_that_has_given_up_is_looked_at() -> None:
+    """One finds no room beside the first and gives up; when the next one comes, nobody is before it in the queue."""
+    builder = worlds.TraceBuilder()
+    for name, prompt, output, start_ms in (("first", 320, 150, 0), ("gives up", 400, 5, 10), ("next", 20, 5, 60)):
+        builder.session(name, [(prompt, output, 0)], start_ms * MS)
+    faults = {"aborts": {"script": [{"request": 1, "after": "20ms"}]}}
+    settings = worlds.config(debug=False, engine={"num_gpu_blocks_override": 40}, faults=faults)
+    plan = resolve(settings, builder.build())
+    difference, seen = compare(plan)
+    assert not difference
+    assert seen["windows"]
+    first, gave_up, newcomer = Simulation(plan).run().requests
+    assert (first.status, gave_up.status, newcomer.status) == ("finished", "aborted", "finished")
+    assert newcomer.first_scheduled_ns < 62 * MS
+
+
 @pytest.mark.parametrize("limit", [None, 5])
 def test_who_arrives_at_the_instant_of_a_fault_comes_behind_it(limit: int | None) -> None:
     """The engine is down for it; sessions of one request, which are no processes without a limit, come no earlier."""
