@@ -107,8 +107,8 @@ class EngineBuilder:
         self._compute = ComputeStream(clock)  # of the engine that is being built
         self._copier: LinkCopier | None = None  # of the engine built last
         self._kv_event_listeners = kv_events
-        remembers = plan.release.background_lookups
-        self._faulty_tiers = faults.tiers(tiers, [tier.totals.name for tier in tiers], remembers=remembers)
+        names, remembers = [tier.totals.name for tier in tiers], plan.release.background_lookups
+        self._faulty_tiers = faults.tiers(tiers, names, remembers=remembers, by_run=plan.fast)
         self._links: list[DuplexLink] = []  # of the engine built last
         self._link_of_dead: DuplexLink | None = None  # it outlives its engine, as the tiers do
         self._synchronous = Synchronous(plan, clock)
@@ -307,7 +307,7 @@ class EngineBuilder:
                 observer=books,
                 compute=self._compute,
                 turn=self._turn,
-                is_disturbed=lambda: any(map(_NUM_SLOWING, self._links)),
+                is_disturbed=lambda: any(map(_NUM_SLOWING, self._links)) or self._faults.hold_back_copies,
             )
         if launches is None:
             return Engine(
