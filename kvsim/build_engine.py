@@ -307,7 +307,8 @@ class EngineBuilder:
                 observer=books,
                 compute=self._compute,
                 turn=self._turn,
-                is_disturbed=lambda: any(map(_NUM_SLOWING, self._links)) or self._faults.hold_back_copies,
+                is_disturbed=lambda: any(map(_NUM_SLOWING, self._links)),
+                may_copies_begin=lambda: self._faults.hold_back_copies,
             )
         if launches is None:
             return Engine(

@@ -71,7 +71,7 @@ def with_tier_faults(world: World) -> World:
     data = config.model_dump(mode="json")
     size, blocks = config.engine.block_size or 16, config.engine.num_gpu_blocks_override or 0
     if rng.random() < 0.5:  # with contexts that go round through all memories
-        world = replace(world, shape="returns", trace=Forest(rng, "returns", 1).trace())
+        world = replace(world, shape="returns", trace=Forest(rng, "returns", rng.choice([1, 2])).trace())
     if config.connector.kind != "offloading" or rng.random() < 0.3:
         data["connector"] = _offloading(rng, world.shape, size, blocks * size)
         data["engine"]["enable_prefix_caching"] = True
@@ -80,6 +80,13 @@ def with_tier_faults(world: World) -> World:
         chunk = size * connector["block_size_factor"] * TOKEN_BYTES
         connector["tiers"] = [_tier(rng, chunk) for _ in range(rng.choice([1, 1, 2, 3]))]
     connector["kv_load_failure_policy"] = rng.choice(["fail", "recompute"])
+    if rng.random() < 0.7:  # soon everything has to come from behind CPU memory
+        data["engine"] |= {"num_gpu_blocks_override": rng.choice([500, 700, 900]) // size, "max_model_len": 2048}
+        tokens = max(rng.choice([500, 700, 1000]), 2 * size * connector["block_size_factor"])
+        connector["cpu_bytes_to_use"] = f"{-(-tokens * TOKEN_BYTES // MIB)}MiB"
+        for tier in connector.get("tiers", ()):
+            if tier["kind"] != "example":
+                tier["read_bandwidth"] = rng.choice(["1GB/s", "10GB/s"])
     names = tier_names(RunConfig.model_validate(data).connector.tiers)  # type: ignore[union-attr]
     faults = data["faults"]
     faults["tiers"] = [{"tier": name, **_medium_faults(rng)} for name in names if rng.random() < 0.7]
@@ -117,7 +124,7 @@ def _medium_faults(rng: random.Random) -> dict[str, Any]:
 def _losses(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.35:
         return {}
-    losses: dict[str, Any] = {"rate": rng.choice([0.0, 0.01, 0.1, 0.5])}
+    losses: dict[str, Any] = {"rate": rng.choice([0.0, 0.05, 0.2, 0.5])}
     if rng.random() < 0.3:
         losses["windows"] = [_span(rng) for _ in range(rng.randint(1, 2))]
     if rng.random() < 0.4:
