@@ -93,7 +93,8 @@ class ConnectorBuilder:
         self.observed_tiers = tiers if store is None else [*tiers, store.tier]
         remembers = plan.release.background_lookups
         own_tiers = () if plan.parts else tiers
-        self._faulty_tiers = faults.tiers(own_tiers, [tier.totals.name for tier in own_tiers], remembers=remembers)
+        names = [tier.totals.name for tier in own_tiers]
+        self._faulty_tiers = faults.tiers(own_tiers, names, remembers=remembers, by_run=plan.fast)
         self._synchronous = Synchronous(plan, clock)
         self._lmcache_mp = LMCacheMP(plan, clock, lmcache)
         self.alarm = self._lmcache_mp.alarm
@@ -130,6 +131,11 @@ class ConnectorBuilder:
     def tiers_are_idle(self) -> bool:
         """No tier moves anything that somebody waits for."""
         return all(tier.is_idle() for tier in self._faulty_tiers) and all(part.tiers_are_idle for part in self._parts)
+
+    @property
+    def may_copies_begin(self) -> bool:
+        """Whether copies may begin that nobody has planned at this moment: they are behind a stalled one."""
+        return self._faults.hold_back_copies
 
     def show_queue(self, queue: Iterable[Request]) -> None:
         """Let the eviction policy of the connector built last look at the requests that wait."""

@@ -126,6 +126,7 @@ class EngineBuilder:
                 compute=compute,
                 turn=self._turn,
                 is_disturbed=lambda: any(map(_NUM_SLOWING, self._connectors.links)),
+                may_copies_begin=lambda: self._connectors.may_copies_begin,
             )
         if launches is None:
             return Engine(

@@ -33,7 +33,7 @@ def run_offloading_connector(
         faults.ledger(ledger, primary),
         kv.pool,
         names_blocks=faults.copies_fail,
-        is_sound=not faults.copies_fail and not faults.engine_dies,
+        is_sound=not faults.copies_fail and not faults.engine_dies and not (tiers and faults.tiers_fail),
         block_size=plan.sizes.block_tokens,
         block_size_factor=config.block_size_factor,
         offload_prompt_only=config.offload_prompt_only,

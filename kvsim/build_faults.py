@@ -15,6 +15,7 @@ from kvsim.faults.clients import Clients
 from kvsim.faults.copies import FaultyCopier
 from kvsim.faults.hazard import Chance, Hazard
 from kvsim.faults.memory import BreakableLedger
+from kvsim.faults.run_tiers import FaultyRunTier
 from kvsim.faults.tiers import FaultyTier
 from kvsim.offload.ledger import Ledger
 from kvsim.offload.tiering import SecondaryTier
@@ -54,7 +55,7 @@ class Faults:
         self._clock, self._config, self._seed, self._totals, self._wake = clock, config, seed, totals, wake
         self.copies_fail = config.cpu != MediumFaults() or any(outage.tier == CPU for outage in config.outages)
         self.engine_dies = bool(config.restarts) or may_die
-        self._tiers_fail = bool(config.tiers or config.outages or self.engine_dies or config.failed_copies == "fatal")
+        self.tiers_fail = bool(config.tiers or config.outages or self.engine_dies or config.failed_copies == "fatal")
         self._alarms: list[simpy.Event] = []
         self._copier: FaultyCopier | None = None
         self._memory: tuple[BreakableLedger, Losable] | None = None
@@ -91,14 +92,16 @@ class Faults:
         self._memory = (breakable, primary)
         return breakable
 
-    def tiers(self, tiers: Sequence[SecondaryTier], names: Sequence[str], *, remembers: bool) -> list[SecondaryTier]:
-        """Secondary tiers. They outlive the engine, so they are made once."""
-        if not self._tiers_fail:
+    def tiers(
+        self, tiers: Sequence[SecondaryTier], names: Sequence[str], *, remembers: bool, by_run: bool
+    ) -> list[SecondaryTier]:
+        """Secondary tiers, ``by_run`` or key by key. They outlive the engine, so they are made once."""
+        if not self.tiers_fail:
             return list(tiers)
         wanted = {entry.tier: entry for entry in self._config.tiers}
         for name, tier in zip(names, tiers, strict=True):
             medium = wanted.get(name, MediumFaults())
-            self._tiers[name] = FaultyTier(
+            self._tiers[name] = (FaultyRunTier if by_run else FaultyTier)(
                 self._clock,
                 tier,
                 losses=self._losses(medium, name),
@@ -136,6 +139,11 @@ class Faults:
             return []
         fatal = "vLLM's own connectors end the engine instead, in both releases (faults.failed_copies: fatal)"
         return [f"failed copies between GPU and CPU are reported to the scheduler; {fatal}"]
+
+    @property
+    def hold_back_copies(self) -> bool:
+        """Whether copies to or from the GPU wait for the deadline of a stalled one, and so may begin at any moment."""
+        return self._copier is not None and self._copier.num_behind > 0
 
     # -- moments
     def start(self, kill: Callable[[], None]) -> None:

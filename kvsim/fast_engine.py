@@ -29,6 +29,7 @@ class FastEngine(Engine):
     Args:
         step_time: knows windows.
         is_disturbed: whether a forward pass that starts now could be slowed down by copies.
+        may_copies_begin: whether some may begin inside a step, or behind its pass, without having been planned in it.
     """
 
     scheduler: CohortScheduler
@@ -41,10 +42,11 @@ class FastEngine(Engine):
         worker: ConnectorWorker | None = None,
         *,
         is_disturbed: Callable[[], bool] = lambda: False,
+        may_copies_begin: Callable[[], bool] = lambda: False,
         **options: Any,
     ) -> None:
         super().__init__(env, scheduler, step_time, worker, **options)
-        self._window_time, self._is_disturbed = step_time, is_disturbed
+        self._window_time, self._is_disturbed, self._may_copies_begin = step_time, is_disturbed, may_copies_begin
         self._contexts_add_up, self._takes_reports = step_time.contexts_add_up, scheduler.takes_reports()
         self._store_worker = worker if isinstance(worker, RunMooncakeStoreWorker) else None
         self._window: Window | None = None
@@ -127,7 +129,8 @@ class FastEngine(Engine):
         if store is not None:
             store.launched(self._forward_ns(output) if window is None else window.work_ns(1))
         if window is None:
-            if output.hits or self._is_disturbed():  # copies begin behind the pass, or slow it down
+            # Copies begin behind the pass, or slow it down.
+            if output.hits or self._is_disturbed() or self._may_copies_begin():
                 yield from super()._forward(output)
                 self._is_alone = not self.compute.has_followers
                 return
@@ -253,6 +256,8 @@ class FastEngine(Engine):
         if worker is None:
             return True
         if self._news:  # since the decisions, which were held up: an abort, or somebody new
+            return False
+        if self._may_copies_begin():
             return False
         return not worker.has_plans() and not worker.has_finished()  # type: ignore[attr-defined]
 

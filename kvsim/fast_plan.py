@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvsim.config import (
     CustomRouter,
     ExampleTierConfig,
-    FaultsConfig,
     FsTierConfig,
     MooncakeStoreConnectorConfig,
     ObjTierConfig,
@@ -60,7 +59,7 @@ def needs_reference(config: RunConfig, groups: KVGroups, gates: GatePlan) -> lis
         "KV cache groups that are not full attention": bool(groups.specs),
         "cluster.store.quotas": bool(config.cluster and config.cluster.store and config.cluster.store.quotas),
     }
-    return [name for name, is_given in obstacles.items() if is_given] + [*_of_connector(config), *_of_faults(config)]
+    return [name for name, is_given in obstacles.items() if is_given] + _of_connector(config)
 
 
 def _of_connector(config: RunConfig) -> list[str]:
@@ -80,13 +79,6 @@ def _of_connector(config: RunConfig) -> list[str]:
         "engine.enable_prefix_caching false": not config.engine.enable_prefix_caching,
     }
     return [name for name, is_given in obstacles.items() if is_given]
-
-
-def _of_faults(config: RunConfig) -> list[str]:
-    faults: FaultsConfig = config.faults
-    dies = faults.restarts or (config.cluster is not None and config.cluster.failing)
-    hits_tiers = faults.tiers or faults.outages or dies or faults.failed_copies == "fatal"
-    return ["faults with secondary tiers"] if hits_tiers and getattr(config.connector, "tiers", ()) else []
 
 
 def hears_kv_events(config: RunConfig) -> bool:

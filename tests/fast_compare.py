@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fast_orders import Names, orders
-from fast_worlds import World, presets_read_once, random_world, with_frontend
+from fast_worlds import World, presets_read_once, random_world, with_frontend, with_tier_faults
 
 from kvsim.build import Simulation
 from kvsim.cohort_members import InexactError
@@ -35,11 +35,18 @@ class Verdict:
 
 
 def compare_seed(
-    seed: int, *, scale: int = 1, spoil: Callable[[Plan], Plan] = lambda plan: plan, frontend: bool = False
+    seed: int,
+    *,
+    scale: int = 1,
+    spoil: Callable[[Plan], Plan] = lambda plan: plan,
+    frontend: bool = False,
+    tier_faults: bool = False,
 ) -> Verdict:
     """The world of a seed. ``spoil``: makes a plan for the reference that is not quite the same."""
     with presets_read_once():
         world = random_world(seed, scale=scale)
+        if tier_faults:
+            world = with_tier_faults(world)
         plan = resolve(with_frontend(world.config, seed) if frontend else world.config, world.trace)
     if not plan.fast:
         return Verdict(seed, world.shape, f"the fast engine does not run this: {plan.notes[0]}")
@@ -160,6 +167,7 @@ def happened(record: RunRecord) -> Counter[str]:
     seen["requests that spent time in front"] = sum(entry.frontend_ns > 0 for entry in record.requests)
     seen["samples"] = len(record.series.samples)
     seen["engine deaths"], seen["client aborts"] = record.faults.engine_deaths, record.faults.client_aborts
+    seen |= Counter({name.replace("_", " "): count for name, count in record.faults.happened.items()})
     seen["runs given up"] = any("stopped" in line for line in record.cautions)
     return seen
 

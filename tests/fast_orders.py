@@ -21,6 +21,8 @@ from kvsim.extents.lru import RunLruPolicy
 from kvsim.extents.lru_023 import RunLruPolicy023
 from kvsim.extents.path import Key, Run
 from kvsim.extents.piece_queue import PieceQueue
+from kvsim.faults.run_tiers import FaultyRunTier
+from kvsim.faults.tiers import FaultyTier
 from kvsim.offload.manager import OffloadingManager
 from kvsim.offload.policies.arc import ArcPolicy
 from kvsim.offload.policies.lru import LruPolicy, LruPolicy023
@@ -77,7 +79,9 @@ def orders(simulation: Simulation, names: Names) -> dict[str, Any]:
     found["received"] = sorted(request.request_id for request in scheduler.received)
     connector: object = scheduler.connector
     if isinstance(connector, OffloadingConnector):
-        manager: Any = getattr(connector.manager, "primary", connector.manager)
+        outer: Any = connector.manager
+        behind = getattr(outer, "_ledger", outer)  # of a CPU tier that has outages
+        manager: Any = getattr(behind, "primary", behind)
         states = connector._states.values()
         found["connector"] = sorted((state.request.request_id, len(state.jobs), state.next_stored) for state in states)
         found["loading"] = 0 if connector._loading is None else len(connector._loading)
@@ -86,6 +90,8 @@ def orders(simulation: Simulation, names: Names) -> dict[str, Any]:
         files = getattr(tier, "files", None)
         if isinstance(files, Files | RunFiles):
             found |= {f"{tier.totals.name} {what}": value for what, value in _of_files(files, names).items()}
+    for name, faulty in simulation.servers[0].faults._tiers.items():
+        found |= {f"{name} {what}": value for what, value in _of_faults(faulty, names).items()}
     return found
 
 
@@ -150,3 +156,17 @@ def _of_files(files: Files | RunFiles, names: Names) -> dict[str, Any]:
     evicts = files._evict and files.max_files is not None
     unread = [names.chunk(number) for number in files._published if number not in files._readers] if evicts else None
     return {"contents": published, "order": unread, **counts}
+
+
+# -- what has become of them
+def _of_faults(tier: FaultyTier, names: Names) -> dict[str, Any]:
+    sets = {"stored": tier._stored.everything(), "lost": tier._lost.everything()}
+    open_jobs = [(job.direction, len(job.keys), len(job.lost), job.is_over) for job in tier._open]
+    found: dict[str, Any] = {"open jobs": open_jobs, "stalled": tier.num_stalled}
+    if isinstance(tier, FaultyRunTier):
+        missed = {key: piece.asked for piece in tier._missed._pieces for key in _spelled([piece])}
+        sets = {name: list(keys) for name, keys in sets.items()}
+    else:
+        missed = {names.chunk(number): asked for number, asked in tier._missed._asked.items()}
+        sets = {name: map(names.chunk, keys) for name, keys in sets.items()}
+    return found | {name: sorted(keys) for name, keys in sets.items()} | {"missed": dict(sorted(missed.items()))}

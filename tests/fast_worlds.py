@@ -18,7 +18,7 @@ from unittest.mock import patch
 import worlds
 
 from kvsim.chain import ROOT, Leaf, PrefixTree
-from kvsim.config import FrontendConfig, RunConfig
+from kvsim.config import FrontendConfig, RunConfig, tier_names
 from kvsim.profile import load_link
 from kvsim.storage import load_storage
 from kvsim.trace.session import Session, SubAgent, Trace, Turn
@@ -63,6 +63,83 @@ def with_frontend(config: RunConfig, seed: int) -> RunConfig:
     times = {"request_time": rng.choice(["0", "10us", "1ms"]), "token_time": rng.choice(["1us", "10us", "100us"])}
     frontend = FrontendConfig.model_validate(times | {"api_servers": rng.choice([1, 1, 2, 5])})
     return config.model_copy(update={"frontend": frontend})
+
+
+def with_tier_faults(world: World) -> World:
+    """The same with everything going wrong that can happen to CPU memory and to tiers, of which most have some."""
+    rng, config = random.Random(f"tier faults {world.seed}"), world.config
+    data = config.model_dump(mode="json")
+    size, blocks = config.engine.block_size or 16, config.engine.num_gpu_blocks_override or 0
+    if rng.random() < 0.5:  # with contexts that go round through all memories
+        world = replace(world, shape="returns", trace=Forest(rng, "returns", rng.choice([1, 2])).trace())
+    if config.connector.kind != "offloading" or rng.random() < 0.3:
+        data["connector"] = _offloading(rng, world.shape, size, blocks * size)
+        data["engine"]["enable_prefix_caching"] = True
+    connector = data["connector"]
+    if not connector.get("tiers") and rng.random() < 0.85:
+        chunk = size * connector["block_size_factor"] * TOKEN_BYTES
+        connector["tiers"] = [_tier(rng, chunk) for _ in range(rng.choice([1, 1, 2, 3]))]
+    connector["kv_load_failure_policy"] = rng.choice(["fail", "recompute"])
+    if rng.random() < 0.7:  # soon everything has to come from behind CPU memory
+        data["engine"] |= {"num_gpu_blocks_override": rng.choice([500, 700, 900]) // size, "max_model_len": 2048}
+        tokens = max(rng.choice([500, 700, 1000]), 2 * size * connector["block_size_factor"])
+        connector["cpu_bytes_to_use"] = f"{-(-tokens * TOKEN_BYTES // MIB)}MiB"
+        for tier in connector.get("tiers", ()):
+            if tier["kind"] != "example":
+                tier["read_bandwidth"] = rng.choice(["1GB/s", "10GB/s"])
+    names = tier_names(RunConfig.model_validate(data).connector.tiers)  # type: ignore[union-attr]
+    faults = data["faults"]
+    faults["tiers"] = [{"tier": name, **_medium_faults(rng)} for name in names if rng.random() < 0.7]
+    if rng.random() < 0.25:
+        faults["cpu"] = _medium_faults(rng)
+        faults["failed_copies"] = rng.choice(["reported", "fatal"])
+    faults["outages"] = [
+        {**_span(rng), "tier": name, "contents": rng.choice(["kept", "lost"])}
+        for name in ["cpu", *names, *names]
+        if rng.random() < 0.3
+    ]
+    if rng.random() < 0.3:
+        faults["restarts"] = [_moment(rng) for _ in range(rng.randint(1, 3))]
+        faults["restart_time"] = rng.choice(["0", "1ms", "5ms", "50ms"])
+    return replace(world, config=RunConfig.model_validate(data))
+
+
+def _medium_faults(rng: random.Random) -> dict[str, Any]:
+    found: dict[str, Any] = {"load_failures": _losses(rng)}
+    if rng.random() < 0.6:  # what was never written cannot fail to be read
+        found["store_failures"] = _losses(rng)
+    if rng.random() < 0.4:
+        found["stalls"] = {
+            "deadline": rng.choice(["0", "1ms", "5ms", "7500us", "50ms"]),
+            "load_rate": rng.choice([0.0, 0.1, 0.3]),
+            "store_rate": rng.choice([0.0, 0.1, 0.3]),
+            "loads": rng.sample(range(6), rng.randint(0, 2)),
+            "stores": rng.sample(range(10), rng.randint(0, 2)),
+        }
+        if rng.random() < 0.3:
+            found["stalls"]["windows"] = [_span(rng)]
+    return found
+
+
+def _losses(rng: random.Random) -> dict[str, Any]:
+    if rng.random() < 0.35:
+        return {}
+    losses: dict[str, Any] = {"rate": rng.choice([0.0, 0.05, 0.2, 0.5])}
+    if rng.random() < 0.3:
+        losses["windows"] = [_span(rng) for _ in range(rng.randint(1, 2))]
+    if rng.random() < 0.4:
+        losses["jobs"] = rng.sample(range(12), rng.randint(1, 4))
+    return losses
+
+
+def _span(rng: random.Random) -> dict[str, str]:
+    start = rng.choice([0, rng.randint(0, 30), rng.randint(0, 100), rng.randint(0, 300)]) * MS
+    start += rng.choice([0, 0, rng.randrange(MS)])
+    return {"start": f"{start}ns", "end": f"{start + rng.choice([1, 5, 20, rng.randint(1, 100)]) * MS}ns"}
+
+
+def _moment(rng: random.Random) -> str:
+    return f"{rng.randint(0, 200) * MS + rng.choice([0, 0, rng.randrange(MS)])}ns"
 
 
 # -- traces

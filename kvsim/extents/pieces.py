@@ -125,6 +125,16 @@ class PieceMap(Generic[P]):
             missing.append(run_of((segment, first, last)))
         return missing
 
+    def leading(self, run: Run) -> tuple[bool, int]:
+        """Whether a piece covers the run's first block, and of how many from there on the same is true."""
+        _segment, first, last = run
+        position = first
+        for piece in self.overlapping(run):
+            if piece.first > position:
+                return (False, piece.first - first) if position == first else (True, position - first)
+            position = piece.last
+        return position > first, (min(position, last) if position > first else last) - first
+
     def add(self, piece: P) -> None:
         """File a new piece; nothing may cover its blocks so far."""
         pieces = self._lists.get(piece.segment)
@@ -159,6 +169,14 @@ def find(pieces: list[P], position: int) -> int:
 def total(runs: Iterable[Run]) -> int:
     """Blocks in some runs."""
     return sum(last - first for _segment, first, last in runs)
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """The same blocks in the same order, in as few runs as possible."""
+    found: list[Run] = []
+    for run in runs:
+        join_on(found, run)
+    return found
 
 
 def join_on(runs: list[Run], run: Run) -> None:

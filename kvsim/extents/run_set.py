@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from kvsim.extents.path import Key, Run
+from kvsim.extents.path import Key, Run, run_of
 from kvsim.extents.pieces import Piece, PieceMap
 
 
@@ -28,6 +28,14 @@ class RunSet:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._pieces
+
+    def __iter__(self) -> Iterator[Run]:
+        """All runs, in any order but ascending within their segment."""
+        return (run_of((piece.segment, piece.first, piece.last)) for piece in self._pieces)
+
+    def leading(self, run: Run) -> tuple[bool, int]:
+        """Whether the run's first key is in, and of how many from there on the same is true."""
+        return self._pieces.leading(run)
 
     def add(self, runs: Iterable[Run]) -> int:
         """Put keys in; returns how many of them are new."""

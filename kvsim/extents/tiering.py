@@ -250,9 +250,21 @@ class RunTieringManager(TieringManager):
 class RunTieringManager023(RunTieringManager, TieringManager023):
     """0.23.0: `TieringManager023` by the run."""
 
-    prepare_store = TieringManager023.prepare_store
+    def __init__(self, primary: RunOffloadingManager, tiers: Sequence[RunTier]) -> None:
+        super().__init__(primary, tiers)
+        self._num_deaf = 0  # steps whose decisions have taken in no news: the next one's may
+        self._is_deaf = False  # the next step is one
 
     @property
     def num_changes(self) -> int:
         """See `RunTieringManager`; news may come when a step's lookups have been made, and change the next one's."""
-        return super().num_changes + self.num_news
+        return super().num_changes + self.num_news + self._num_deaf
+
+    def prepare_store(self, context: RunContext, first: int, last: int) -> StorePlan | None:
+        self._is_deaf = True
+        return TieringManager023.prepare_store(self, context, first, last)
+
+    def on_schedule_end(self) -> None:
+        super().on_schedule_end()
+        self._num_deaf += self._is_deaf
+        self._is_deaf = False

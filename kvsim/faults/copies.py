@@ -90,9 +90,14 @@ class FaultyCopier:
         self._wake()
 
     @property
+    def num_behind(self) -> int:
+        """Jobs that wait for a stalled one."""
+        return sum(map(len, self._behind.values()))
+
+    @property
     def num_stalled(self) -> int:
         """Jobs that make no progress, with those behind them."""
-        return sum((job is not None) + len(self._behind[way]) for way, job in self._stalled.items())
+        return sum(job is not None for job in self._stalled.values()) + self.num_behind
 
     def lose_memory(self) -> None:
         """The CPU side is gone until further notice; what is moving is lost."""

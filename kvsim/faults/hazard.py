@@ -34,15 +34,14 @@ class Hazard:
         self._clock, self._chance = clock, chance
         self._random = random.Random(f"{seed} {name}")
 
+    def may_strike(self) -> bool:
+        """Whether chance decides now; if not, nobody need ask for one thing after another."""
+        chance, now = self._chance, self._clock.now
+        return chance.rate > 0 and (not chance.windows or any(start <= now < end for start, end in chance.windows))
+
     def strikes(self) -> bool:
         """Whether it happens to the next thing at stake."""
-        chance = self._chance
-        if not chance.rate:
-            return False
-        now = self._clock.now
-        if chance.windows and not any(start <= now < end for start, end in chance.windows):
-            return False
-        return self._random.random() < chance.rate
+        return self.may_strike() and self._random.random() < self._chance.rate
 
     def names(self, number: int) -> bool:
         """Whether it happens to this job in any case."""

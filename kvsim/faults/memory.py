@@ -39,6 +39,11 @@ class BreakableLedger(LedgerAround):
         version: int = self._ledger.lookup_version  # type: ignore[attr-defined]
         return version + self._changes
 
+    def refresh(self) -> None:
+        """See `RunOffloadingManager`; while it is away, lookups do not get that far."""
+        if not self.is_away:
+            self._ledger.refresh()  # type: ignore[attr-defined]
+
     def lookup_prefix(self, context: Context, first: int, last: int) -> PrefixHit:
         return PrefixHit(0, False) if self.is_away else self._ledger.lookup_prefix(context, first, last)
 

@@ -1,5 +1,6 @@
-"""Random worlds, some as clusters, and larger cuts of real traces, played by both engines. Run with `make fuzz`.
+"""Random worlds and larger cuts of real traces, played by both engines. Run with `make fuzz`.
 
+Some worlds are played again as clusters, with faults of tiers or with API servers in front.
 Prints what has happened in them, so that one sees what has been covered. Exit code 1 if the engines differ anywhere;
 the seed and the first difference are named.
 """
@@ -29,6 +30,8 @@ from kvsim.resolve import resolve
 
 FRONTENDS = 10  # one of so many is played again with API servers in front, alone and as a cluster
 CLUSTERS = 4  # one of so many worlds is played once more, by a cluster, and one by a cluster with a shared store
+
+TIER_FAULTS = 4  # one of so many is played again with faults of CPU memory and of tiers
 
 REPO = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("KVSIM_SHARED", REPO.parent / "shared")) / "traces"
@@ -76,6 +79,7 @@ def main() -> None:
     tasks += [joblib.delayed(compare_seed)(seed, scale=options.scale) for seed in seeds]
     tasks += [joblib.delayed(compare_cluster)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
     tasks += [joblib.delayed(compare_store)(seed) for seed in seeds[: options.worlds // CLUSTERS]]
+    tasks += [joblib.delayed(compare_seed)(seed, tier_faults=True) for seed in seeds[: options.worlds // TIER_FAULTS]]
     in_front = seeds[: options.worlds // FRONTENDS]
     tasks += [
         joblib.delayed(each)(seed, frontend=True) for each in (compare_seed, compare_cluster) for seed in in_front

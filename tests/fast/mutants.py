@@ -32,6 +32,7 @@ MEMBERS, STEPS = "cohort_members.py", "cohort_steps.py"
 WINDOW = "window.py"
 CONNECTOR, POOL, COPIES = "connectors/offloading_runs.py", "extents/extent_pool.py", "extents/pool_copies.py"
 LEDGER, TIERING, LOOKUP, FILES = "extents/ledger.py", "extents/tiering.py", "extents/lookup.py", "extents/files.py"
+RUN_TIERS = "faults/run_tiers.py"
 STORE_RUNS, RUN_MASTER = "connectors/mooncake_store_runs.py", "store/run_master.py"
 LRU, LRU_023, ARC, RESERVATION = "extents/lru.py", "extents/lru_023.py", "extents/arc.py", "extents/arc_reservation.py"
 
@@ -185,8 +186,8 @@ MUTANTS = [
     ("engine: others at this instant go first", ENGINE, "return not is_alone or self.env.peek() <= self.env.now", "return not is_alone"),
     ("engine: a step's end is not the first at its instant", ENGINE,
      "        is_alone, self._is_alone = self._is_alone, False\n", "        is_alone, self._is_alone = True, False\n"),
-    ("engine: loads begin behind the pass", ENGINE, "if output.hits or self._is_disturbed():", "if self._is_disturbed():"),
-    ("engine: copies slow a pass down", ENGINE, "if output.hits or self._is_disturbed():", "if output.hits:"),
+    ("engine: loads begin behind the pass", ENGINE, "if output.hits or self._is_disturbed() or", "if self._is_disturbed() or"),
+    ("engine: copies slow a pass down", ENGINE, "if output.hits or self._is_disturbed() or", "if output.hits or"),
     ("engine: contexts of members count", ENGINE,
      "return [*own, output.decode_contexts, *[0] * (output.num_decoding - 1)]", "return [*own, *[0] * output.num_decoding]"),
     # -- the cohort's numbers
@@ -253,6 +254,28 @@ MUTANTS = [
     ("files: the tail is older", FILES, "                piece.last -= left\n                left = 0", "                piece.first += left\n                left = 0"),
     ("files: what has readers stays", FILES, "                if piece.is_published and not piece.num_readers:\n                    self._unqueue(piece)\n                piece.num_readers", "                piece.num_readers"),
     ("files: who was read is the most recent", FILES, "                    if piece.is_published:\n                        self._enqueue(piece)\n", "                    if False:\n                        self._enqueue(piece)\n"),
+    # -- faults of tiers
+    ("tier faults: one that is away has nothing", RUN_TIERS,
+     "        if self._is_away:\n            return Answer.MISS, last - first\n", ""),
+    ("tier faults: one that is away hears nothing", RUN_TIERS, "        if not self._is_away:\n", "        if True:\n"),
+    ("tier faults: what could not be loaded is a miss", RUN_TIERS, "        if is_missed:\n", "        if False:\n"),
+    ("tier faults: for those who have asked since", RUN_TIERS, "                    part.asked.add(request_id)\n", "                    pass\n"),
+    ("tier faults: until the last of them ends", RUN_TIERS, "                if not piece.asked:\n", "                if True:\n"),
+    ("tier faults: a miss divides a stretch", RUN_TIERS, "is_missed, count = self._missed.leading", "is_missed, _count = self._missed.leading"),
+    ("tier faults: what was lost is a miss", RUN_TIERS, "            if is_lost:\n", "            if False:\n"),
+    ("tier faults: what was lost divides a stretch", RUN_TIERS, "is_lost, count = self._lost.leading", "is_lost, _count = self._lost.leading"),
+    ("tier faults: answers end with what fails", RUN_TIERS, "return self._tier.lookup_version + self._epoch", "return self._tier.lookup_version"),
+    ("tier faults: the dice fall in the order of the keys", RUN_TIERS, "for segment, position in keys:", "for segment, position in list(keys)[::-1]:"),
+    ("tier faults: of equal jobs the first one is over", RUN_TIERS,
+     "return one is other or (len(one) == len(other) and joined(one.runs) == joined(other.runs))", "return one is other"),
+    ("tier faults: whoever waits for a write hears of its end", "build_fast.py", " and not (tiers and faults.tiers_fail)", ""),
+    ("tier faults: while the CPU tier is away, lookups take in no news", "faults/memory.py",
+     "        if not self.is_away:\n            self._ledger.refresh()", "        if True:\n            self._ledger.refresh()"),
+    ("tier faults: answers end when the CPU tier goes", "faults/memory.py", "return version + self._changes", "return version"),
+    ("tier faults (0.23.0): a step that is deaf ends a window", TIERING, "        self._num_deaf += self._is_deaf\n", ""),
+    ("copies: no window while some wait for a stalled one", ENGINE,
+     "        if self._may_copies_begin():\n            return False\n", ""),
+    ("copies: those that wait for a stalled one may begin in any step", ENGINE, " or self._may_copies_begin():\n", ":\n"),
     # -- a shared store
     ("store: who gives blocks back leaves them to the last save", STORE_RUNS,
      "        if job is None or request not in self._kv.tables:\n", "        if True:\n"),

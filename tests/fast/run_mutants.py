@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +20,7 @@ from run import run_all  # noqa: E402
 
 # The first two: somebody gives up what was reserved; somebody is stuck who has been in the cohort.
 WORLDS, CLUSTERS = (200_985, 40_027_221, *range(2_000)), range(1_100)
+TIER_FAULTS = (11_530, *range(1_000))  # the first one: a copy that waited for a stalled one begins inside a step
 STORES = (1_088, 200_020, *range(400))  # the first two: somebody goes away, or dies, while decisions are held up
 PATIENCE_SECONDS = 20  # with one world, which takes milliseconds
 
@@ -37,6 +39,7 @@ def first_to_notice() -> str:
     for kind, compare, worlds in (
         ("store", compare_store, STORES),
         ("world", compare_seed, WORLDS),
+        ("world with faults of tiers", partial(compare_seed, tier_faults=True), TIER_FAULTS),
         ("cluster", compare_cluster, CLUSTERS),
     ):
         for seed in worlds:

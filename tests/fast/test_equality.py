@@ -18,6 +18,7 @@ from kvsim.resolve import Plan, resolve
 from kvsim.trace.session import Session, Trace, Turn
 
 NUM_WORLDS, PER_TEST = 2_000, 50
+NUM_WITH_TIER_FAULTS = 200
 
 
 @pytest.mark.parametrize("first", range(0, NUM_WORLDS, PER_TEST))
@@ -26,6 +27,23 @@ def test_random_worlds(first: int) -> None:
     for seed in range(first, first + PER_TEST):
         verdict = compare_seed(seed)
         assert not verdict.difference, f"world {seed} ({verdict.shape}): {verdict.difference}"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_WITH_TIER_FAULTS, PER_TEST))
+def test_random_worlds_with_faults_of_tiers(first: int) -> None:
+    """The same, what has failed and who is stuck included, where storage loses, stalls, goes away and comes back."""
+    for seed in range(first, first + PER_TEST):
+        verdict = compare_seed(seed, tier_faults=True)
+        assert not verdict.difference, f"world {seed} with faults of tiers ({verdict.shape}): {verdict.difference}"
+
+
+@pytest.mark.parametrize("seed", [11_530])
+def test_worlds_with_faults_of_tiers_that_differed_once(seed: int) -> None:
+    """The same for those that many worlds have found.
+
+    11530: a copy that waits behind a stalled one begins at the deadline, in the middle of a step, but behind its pass.
+    """
+    assert not compare_seed(seed, tier_faults=True).difference
 
 
 @pytest.mark.parametrize(("seed", "frontend"), [(200_985, False), (8_800_088, True), (40_027_221, False)])
