@@ -29,9 +29,11 @@ class Clock(simpy.Environment):
 
     Attributes:
         now: the current time.
+        phase: the highest priority of an event that has happened at this time.
     """
 
     now = 0  # a property in SimPy, which is slower to ask
+    phase = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,12 +75,11 @@ class Clock(simpy.Environment):
             return super().run(until)
         queue, cancelled = self._queue, self._cancelled
         while queue:
-            now, _, _, event = heappop(queue)
+            now, priority, _, event = heappop(queue)
             if cancelled and event in cancelled:
                 cancelled.remove(event)
-                continue
-            self._now = self.now = now  # type: ignore[assignment]
-            self._call_back(event)
+            else:
+                self._happen(now, priority, event)
         return None
 
     def step(self) -> None:
@@ -88,8 +89,15 @@ class Clock(simpy.Environment):
             cancelled.remove(heappop(queue)[3])
         if not queue:
             raise EmptySchedule
-        now, _, _, event = heappop(queue)
-        self._now = self.now = now  # type: ignore[assignment]
+        now, priority, _, event = heappop(queue)
+        self._happen(now, priority, event)
+
+    def _happen(self, now: float, priority: int, event: simpy.Event) -> None:
+        if now != self.now:
+            self._now = self.now = now  # type: ignore[assignment]
+            self.phase = priority
+        elif priority > self.phase:
+            self.phase = priority
         self._call_back(event)
 
     def _call_back(self, event: simpy.Event) -> None:

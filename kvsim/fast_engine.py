@@ -88,15 +88,23 @@ class FastEngine(Engine):
 
     def _report_behind(self, window: Window) -> None:
         """Behind the step under way the worker is asked what has ended; perhaps quiet steps go on then."""
-        step = window.report_at = window.step_at(self.env.now, self._under_way)
+        step = window.report_at = self._step_of(window)
         self._wake_at(window, step)
+
+    def _step_of(self, window: Window) -> int:
+        """The step that is under way now; at the end of one that one, until the next would have been decided."""
+        now = self.env.now
+        step = window.step_at(now, self._under_way)
+        if self.env.phase > self._decides and step < window.last and window.started_ns + window.span_ns(step) == now:
+            step += 1  # others decide at this instant, behind this engine
+        return step
 
     def notify(self) -> None:
         """See `Engine`; a stretch of quiet steps ends with the one that is under way."""
         super().notify()
         window = self._window
         if window is not None:
-            last = window.step_at(self.env.now, self._under_way)
+            last = self._step_of(window)
             if last < window.last and not window.is_handed_over:
                 window.last = last
                 if not self._is_between:
@@ -105,7 +113,10 @@ class FastEngine(Engine):
     def _lets_others_go_first(self) -> bool:
         """See `Engine`; nobody is there if the last event was its own and the next one lies in the future."""
         is_alone, self._is_alone = self._is_alone, False
-        return not is_alone or self.env.peek() <= self.env.now
+        if not is_alone or self.env.peek() <= self.env.now:
+            return True
+        self.env.phase = self._decides  # who looks from now on at this instant does so behind these decisions
+        return False
 
     def _decode_contexts(self, output: SchedulerOutput, own: list[int]) -> list[int]:
         """Contexts of a step's decoding requests, or others with the same number and sum where that is enough.
@@ -168,7 +179,7 @@ class FastEngine(Engine):
 
     def _die_in(self, window: Window) -> None:
         now = self.env.now
-        self._go_on(window, max(window.step_at(now, self._under_way), 1))
+        self._go_on(window, max(self._step_of(window), 1))
         step = self._under_way
         launched_ns = window.decided_ns(step) + window.held_up_ns if step > 1 else window.started_ns
         if now <= launched_ns and window.held_up_ns and step > 1:  # it was decided, and held up before its forward pass
@@ -200,7 +211,7 @@ class FastEngine(Engine):
         """Bring the scheduler to the step that is under way now, for somebody who is going to look."""
         window = self._window
         if window is not None:
-            self._go_on(window, max(window.step_at(self.env.now, self._under_way), 1))
+            self._go_on(window, max(self._step_of(window), 1))
 
     def _on_other_answer(self) -> None:
         self._catch_up()
@@ -265,7 +276,7 @@ class FastEngine(Engine):
         """Passes are about to get faster or slower: the compute stream times the one under way, the window's last."""
         window = self._window
         assert window is not None
-        last = window.last = window.step_at(self.env.now, self._under_way)
+        last = window.last = self._step_of(window)
         self.compute.before_change = None
         if self._is_between:  # none is under way
             return

@@ -183,7 +183,10 @@ MUTANTS = [
      "if self.env.peek() <= self.env.now:  # others", "if False:  # others"),
     ("window: at the instant of a sample no step is under way", ENGINE, "if not self._is_between:", "if True:"),
     # -- the engine
-    ("engine: others at this instant go first", ENGINE, "return not is_alone or self.env.peek() <= self.env.now", "return not is_alone"),
+    ("engine: others at this instant go first", ENGINE, "if not is_alone or self.env.peek() <= self.env.now:", "if not is_alone:"),
+    ("engine: behind a decision that is not waited for, too", ENGINE,
+     "        self.env.phase = self._decides  # who", "        pass  # who"),
+    ("window: behind others' decisions the next step is under way", ENGINE, "            step += 1  # others decide", "            pass  # others decide"),
     ("engine: a step's end is not the first at its instant", ENGINE,
      "        is_alone, self._is_alone = self._is_alone, False\n", "        is_alone, self._is_alone = True, False\n"),
     ("engine: loads begin behind the pass", ENGINE, "if output.hits or self._is_disturbed() or", "if self._is_disturbed() or"),
