@@ -143,7 +143,8 @@ class Faults:
     @property
     def hold_back_copies(self) -> bool:
         """Whether copies to or from the GPU wait for the deadline of a stalled one, and so may begin at any moment."""
-        return self._copier is not None and self._copier.num_behind > 0
+        copier = self._copier
+        return copier is not None and copier.num_behind > 0 and self._config.cpu.stalls.deadline > 0
 
     # -- moments
     def start(self, kill: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from tier_worlds import compare_files
 from kvsim.extents.files import RunFiles
 from kvsim.extents.lookup import RunLookup
 from kvsim.extents.path import Key, Run, Runs
+from kvsim.extents.pieces import joined
 from kvsim.extents.run_set import RunSet
 from kvsim.extents.store_use import RunStoreUse
 from kvsim.offload.async_lookup import AsyncLookup
@@ -35,6 +36,12 @@ def test_a_set_joins_what_touches() -> None:
     assert not some.isdisjoint([Run(0, 2, 5)])
 
 
+def test_runs_are_joined_where_they_touch() -> None:
+    """Only in order, and only in their own segment."""
+    runs = [Run(0, 0, 1), Run(0, 1, 3), Run(1, 3, 4), Run(1, 5, 6), Run(1, 4, 5)]
+    assert joined(runs) == [Run(0, 0, 3), Run(1, 3, 4), Run(1, 5, 6), Run(1, 4, 5)]
+
+
 def test_sets_and_store_use_equal_those_of_keys() -> None:
     """The same keys go in and out at random: equal counts, equal members."""
     for seed in range(100):
@@ -57,6 +64,12 @@ def test_sets_and_store_use_equal_those_of_keys() -> None:
                 expected.loaded(names)
             assert len(some) == len(other)
             assert [key in some for key in runs] == [name in other for name in names]
+            assert sorted(spelled(Runs(some))) == sorted(other)
+            run = tree.stretch()[0]
+            is_in, count = some.leading(run)
+            members = [name in other for name in spelled(Runs([run]))]
+            assert members[:count] == [is_in] * count
+            assert members[count : count + 1] != [is_in]
             assert (use.num_stored, use.num_unused) == (expected.num_stored, expected.num_unused)
 
 
