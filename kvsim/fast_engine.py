@@ -188,6 +188,8 @@ class FastEngine(Engine):
             if store is not None and store.saves_decoded:  # planned, and never begun
                 store.fill(self.scheduler.cohort.filling(1), StoreMeta())
             self.env.at(launched_ns - now, self._ends)
+            assert window.wake is not None
+            self.env.cancel(window.wake)
         elif not window.is_handed_over and not self._is_between:
             self._wake_at(window, step)  # the GPU completes its step, for nobody
 

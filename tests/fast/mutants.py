@@ -297,6 +297,8 @@ MUTANTS = [
     ("store: before leases count, everybody is heard", RUN_MASTER, "        for listener in list(self.before_dropping):\n            listener()\n", "        pass\n"),
     ("store: news while decisions are held up", ENGINE, "        if self._news:  # since", "        if False:  # since"),
     ("store: an engine that dies while it is held up has begun no pass", ENGINE, "if now <= launched_ns and window.held_up_ns and step > 1:", "if False:"),
+    ("store: the clock does not run on to a step that was not begun", ENGINE,
+     "            self.env.cancel(window.wake)\n        elif", "            pass\n        elif"),
     ("store: gaps are not there", RUN_MASTER, "return found + gaps[0].first - run.first", "return found + run.last - run.first"),
     ("store: copies on disk outlive those in memory", RUN_MASTER, "self._move(run, lambda home: ((), home[1]))", "self._move(run, lambda home: ((), None))"),
     ("store: a lost node's objects go", RUN_MASTER, "                self._move(run, lambda home: _without_node(home, segment))\n", "                pass\n"),

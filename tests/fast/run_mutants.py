@@ -21,7 +21,8 @@ from run import run_all  # noqa: E402
 # The first two: somebody gives up what was reserved; somebody is stuck who has been in the cohort.
 WORLDS, CLUSTERS = (200_985, 40_027_221, *range(2_000)), (40_040_011, *range(1_100))
 TIER_FAULTS = (11_530, *range(1_000))  # the first one: a copy that waited for a stalled one begins inside a step
-STORES = (1_088, 200_020, *range(400))  # the first two: somebody goes away, or dies, while decisions are held up
+# The first three: somebody goes away, or dies, while decisions are held up.
+STORES = (1_088, 200_020, 40_052_264, *range(400))
 PATIENCE_SECONDS = 20  # with one world, which takes milliseconds
 
 
