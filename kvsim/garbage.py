@@ -14,8 +14,12 @@ _depth = 0
 
 
 @contextmanager
-def rarely_collected() -> Iterator[None]:
-    """Inside, the youngest objects are searched once per 500,000 new ones, and those that are there now not at all."""
+def rarely_collected(*, keeps: bool = False) -> Iterator[None]:
+    """Inside, the youngest objects are searched once per 500,000 new ones, and those that are there now not at all.
+
+    ``keeps``: what comes in meanwhile is here to stay, and not searched behind it either. (A simulation is not: it is one
+    large cycle, which must be found when it is forgotten.)
+    """
     global _depth  # noqa: PLW0603 - as the thresholds are
     before, is_outermost = gc.get_threshold(), not _depth and not gc.get_freeze_count()  # which counts all, one by one
     gc.set_threshold(max(before[0], _NEW_OBJECTS) if before[0] else 0, *before[1:])
@@ -25,7 +29,8 @@ def rarely_collected() -> Iterator[None]:
         yield
     finally:
         _depth -= 1
-        if is_outermost:  # what has come in meanwhile joins the oldest unsearched: most of it is here to stay
-            gc.freeze()
+        if is_outermost:
+            if keeps:
+                gc.freeze()
             gc.unfreeze()
         gc.set_threshold(*before)

@@ -45,10 +45,10 @@ class WaitingMemory:
     """Spares lookups whose answer is known; changes no decision.
 
     A lookup's answer is known while nothing has changed in the segments that it has looked at: on the GPU, in CPU
-    memory, in the tiers behind it, or in what is being loaded. Remembered are lookups that would have no effects
-    (`KVConnector.num_lookup_effects`) if they were repeated. A request that found no room is refused again unless
-    blocks were freed or hit meanwhile, or somebody gave up for whom blocks are reserved: a prefill that takes what is
-    reserved for it leaves as much less to others as before.
+    memory, in the tiers behind it, or in what is being loaded. Remembered are lookups without effects only
+    (`KVConnector.num_lookup_effects`). A request that found no room is refused again unless blocks were freed or hit
+    meanwhile, or somebody gave up for whom blocks are reserved: a prefill that takes what is reserved for it leaves as
+    much less to others as before.
 
     Args:
         connector: one whose lookups do not touch what they find.
@@ -140,11 +140,7 @@ class WaitingMemory:
 
     def defer(self, request: Request, hit: Segments) -> None:
         """It was told to ask again, having hit these segments locally."""
-        is_known = not self._connector.is_busy(request)
-        if self._effects != self._num_effects():
-            self._is_idle = False  # others in this scan may have been told what is not true any more
-            is_known = is_known and self._connector.is_settled(request)
-        if is_known:
+        if self._effects == self._num_effects() and not self._connector.is_busy(request):
             self._deferred[request] = self._answer(request, hit)
         else:
             self.forget(request)

@@ -30,3 +30,15 @@ def test_inside_each_other() -> None:
             pass
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("keeps", "found"), [(False, 1), (True, 0)])
+def test_what_is_here_to_stay_is_not_searched_behind_it(keeps: bool, found: int) -> None:
+    """A cycle that nobody holds is found among the youngest objects, unless all of them were said to stay."""
+    gc.collect()
+    with rarely_collected(keeps=keeps):
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+    assert gc.collect(0) == found
+    gc.collect()

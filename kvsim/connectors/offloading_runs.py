@@ -120,10 +120,6 @@ class RunOffloadingConnector(OffloadingConnector):
         """Whether the request is not looked up because copies of an earlier life are in flight."""
         return bool(self._states[request].jobs)
 
-    def is_settled(self, request: Request) -> bool:
-        """Whether the last lookup, which was this request's, would start nothing if it were repeated now."""
-        return isinstance(self.manager, RunTieringManager) and self.manager.is_settled(self._states[request].context)
-
     def can_load_local_hit(self, request: Request) -> bool:
         """Whether what the request hit locally at its last lookup is here, too.
 

@@ -32,11 +32,6 @@ class RunTier(SecondaryTier, Protocol):
         """What `peek` could notice, by segment."""
         ...
 
-    @property
-    def asks_once(self) -> bool:
-        """Whether asking again for what a living request has asked for costs nothing."""
-        ...
-
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What a lookup of the run's first chunk would answer, and of how many from there on. Changes nothing."""
         ...
@@ -94,7 +89,6 @@ class RunTieringManager(TieringManager):
     def __init__(self, primary: RunOffloadingManager, tiers: Sequence[RunTier]) -> None:
         super().__init__(primary, tiers)
         self._num_changes = 0
-        self._last_lookup = (0, 0, 0, 0)  # first and last position that were looked at, chunks found, refusals before
         self._sources_of: dict[str, _Sources] = {}
 
     @property
@@ -125,35 +119,18 @@ class RunTieringManager(TieringManager):
 
     def lookup_prefix(self, context: RunContext, first: int, last: int) -> PrefixHit:
         self._poll_once()
-        refusals = self.primary.num_refusals
-        chunks, pending, position, is_over = 0, False, first, False
-        while position < last and not is_over:
+        chunks, pending, position = 0, False, first
+        while position < last:
             hit = self.primary.lookup_prefix(context, position, last)
             chunks, position, pending = chunks + hit.chunks, position + hit.chunks, pending or hit.pending
             # Only this lookup puts chunks in, one after another: what is absent now is so when its turn comes.
             for segment, _first, stop in context.path.runs(position, self._end_of_gap(context, position, last)):
-                while position < stop and not is_over:
+                while position < stop:
                     hits, passed, is_over = self._promote_leading(context, run_of((segment, position, stop)))
                     chunks, position, pending = chunks + hits, position + passed, pending or passed > 0
-                if is_over:
-                    break
-        self._last_lookup = first, position, chunks, refusals
+                    if is_over:
+                        return PrefixHit(chunks, pending)
         return PrefixHit(chunks, pending)
-
-    def is_settled(self, context: RunContext) -> bool:
-        """Whether the last lookup, which was this request's, would start nothing if it were repeated now.
-
-        What it has asked it does not ask again, and what it has promoted is there, unless that has evicted what it had
-        found.
-        """
-        first, last, chunks, refusals = self._last_lookup
-        if refusals != self.primary.num_refusals or not all(tier.asks_once for tier in self.tiers):
-            return False
-        overlapping, here = self.primary.pieces.overlapping, 0
-        for run in context.path.runs(first, last):
-            for piece in overlapping(run):
-                here += min(piece.last, run.last) - max(piece.first, run.first)
-        return here == chunks
 
     def _end_of_gap(self, context: RunContext, first: int, last: int) -> int:
         """Position of the first chunk from ``first`` on that the primary has."""

@@ -108,11 +108,6 @@ class FaultyRunTier(FaultyTier):
         """See `RunTier`; it tells nothing by segment that the tier behind it does not."""
         return self._tier.lookup_version + self._epoch
 
-    @property
-    def asks_once(self) -> bool:
-        """See `RunTier`."""
-        return self._tier.asks_once
-
     def lookup(self, key: Key, request_id: str) -> Answer:  # type: ignore[override]
         run = run_of((key.segment, key.position, key.position + 1))
         answer, _count = self.peek(run)

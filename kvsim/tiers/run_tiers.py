@@ -49,11 +49,6 @@ class RunStorageTier(StorageTier):
         """Answers from the background."""
         return () if self._lookup is None else (self._lookup.changes,)
 
-    @property
-    def asks_once(self) -> bool:
-        """Not if each lookup takes its time."""
-        return self._lookup is not None
-
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What a lookup of the run's first chunk would answer, and of how many from there on."""
         if self._lookup is None:
@@ -91,11 +86,6 @@ class RunExampleTier(ExampleTier):
     def lookup_changes(self) -> tuple[Changes, ...]:
         """Nothing is told by segment."""
         return ()
-
-    @property
-    def asks_once(self) -> bool:
-        """Asking costs nothing at all."""
-        return True
 
     def peek(self, run: Run) -> tuple[Answer, int]:
         """What a lookup of the run's first chunk would answer, and of how many from there on."""

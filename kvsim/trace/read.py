@@ -75,7 +75,7 @@ def read_trace(
             raise UserError(f"{path}: format {found}, expected {kinds[0]} like {files[0].name} before it")
     asked = None if outputs_return == "auto" else outputs_return == "yes"
     reader = _reader(kinds[0], limits or Limits(), asked, spread_arrivals, block_tokens)
-    with rarely_collected():
+    with rarely_collected(keeps=True):
         for done, path in enumerate(files):
             if progress is not None:
                 progress(done, len(files))
