@@ -86,7 +86,8 @@ class EngineBuilder:
                 witness.settle()
             (engine.on_copies_done if isinstance(engine, FastEngine) else engine.notify)()
 
-        connectors.on_saved = engine.on_saved if isinstance(engine, FastEngine) else lambda _job: engine.notify()
+        if isinstance(engine, FastEngine):
+            connectors.on_saved = engine.on_saved
         for each in connectors.links:
             each.on_finish, each.on_slowdown = moved, site.compute.disturber()
         connectors.alarm.on_ring = engine.notify

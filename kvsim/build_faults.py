@@ -111,7 +111,7 @@ class Faults:
                 totals=self._totals,
                 wake=self._wake,
             )
-        return list(self._tiers.values())
+        return [self._tiers[name] for name in names]
 
     def _losses(self, medium: MediumFaults, name: str) -> dict[Direction, Hazard]:
         def hazard(losses: Losses, what: str) -> Hazard:

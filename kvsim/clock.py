@@ -29,7 +29,8 @@ class Clock(simpy.Environment):
 
     Attributes:
         now: the current time.
-        phase: the highest priority of an event that has happened at this time.
+        phase: the highest priority of an event that has happened at this time, or would have if an engine had not known
+            that it need not wait for it.
     """
 
     now = 0  # a property in SimPy, which is slower to ask

@@ -44,7 +44,7 @@ class CohortScheduler(CohortSteps):
         """
         blocked_by, connector = self._blocked_by, self.connector
         if blocked_by is not None and self._no_room_for_all and isinstance(connector, RunOffloadingConnector):
-            return self._looked_up[:-1] if connector.can_load_local_hit(blocked_by) else self._looked_up
+            return self._looked_up[:-1] if connector.may_hit_less(blocked_by) else self._looked_up
         return self._looked_up
 
     def num_alike_chunks(self, output: SchedulerOutput) -> int:

@@ -115,7 +115,8 @@ class FastEngine(Engine):
         is_alone, self._is_alone = self._is_alone, False
         if not is_alone or self.env.peek() <= self.env.now:
             return True
-        self.env.phase = self._decides  # who looks from now on at this instant does so behind these decisions
+        # Who looks from now on at this instant does so behind these decisions.
+        self.env.phase = max(self.env.phase, self._decides)
         return False
 
     def _decode_contexts(self, output: SchedulerOutput, own: list[int]) -> list[int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
+from kvsim import garbage
 from kvsim.garbage import rarely_collected
 
 
@@ -42,3 +44,24 @@ def test_what_is_here_to_stay_is_not_searched_behind_it(keeps: bool, found: int)
         del cycle
     assert gc.collect(0) == found
     gc.collect()
+
+
+class _Node:
+    """Something that holds itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_simulations_that_are_over_are_found_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once enough objects have come in; what one has left behind is put aside with everything else until then."""
+    monkeypatch.setattr(garbage, "_num_unsearched", 0)
+    monkeypatch.setattr(garbage, "_MANY_OBJECTS", 500)
+    with rarely_collected():
+        last = weakref.ref(_Node())
+    with rarely_collected():
+        few = [_Node() for _ in range(1_000)]
+    assert last() is not None
+    with rarely_collected():
+        assert last() is None
+    assert few

@@ -120,19 +120,21 @@ class RunOffloadingConnector(OffloadingConnector):
         """Whether the request is not looked up because copies of an earlier life are in flight."""
         return bool(self._states[request].jobs)
 
-    def can_load_local_hit(self, request: Request) -> bool:
-        """Whether what the request hit locally at its last lookup is here, too.
+    def may_hit_less(self, request: Request) -> bool:
+        """Whether lookups that hit less of the request's local hit start nothing, and are not told to wait.
 
-        Then lookups that hit less of it ask no tier for it, and are not told to wait for somebody who loads it.
+        Nor for a store of what is not hit any more: as long as one is under way, the blocks that it reads are held or
+        watched (see `ExtentPool.blocks_before`), and of a prefix the deeper ones are handed out first.
         """
         if self._loading:
-            return False
+            return False  # perhaps of this
         if self.lookups_are_pure:
             return True
         state, size = self._states[request], self.chunk_tokens
         chunks, known = state.local_tokens // size, len(state.context.keys)
         if known * size - state.local_tokens < size:  # nothing was asked for behind it, which may be otherwise then
             chunks = known
+        # What is here to be loaded, nobody asks a tier for.
         found = self.manager.primary.lookup_prefix(state.context, 0, chunks)  # type: ignore[attr-defined]
         return bool(found.chunks == chunks) and not found.pending
 

@@ -186,7 +186,7 @@ MUTANTS = [
     # -- the engine
     ("engine: others at this instant go first", ENGINE, "if not is_alone or self.env.peek() <= self.env.now:", "if not is_alone:"),
     ("engine: behind a decision that is not waited for, too", ENGINE,
-     "        self.env.phase = self._decides  # who", "        pass  # who"),
+     "        self.env.phase = max(self.env.phase, self._decides)\n", ""),
     ("window: behind others' decisions the next step is under way", ENGINE, "            step += 1  # others decide", "            pass  # others decide"),
     ("engine: a step's end is not the first at its instant", ENGINE,
      "        is_alone, self._is_alone = self._is_alone, False\n", "        is_alone, self._is_alone = True, False\n"),
