@@ -9,12 +9,12 @@ from contextlib import contextmanager
 _NEW_OBJECTS = 500_000
 """Python searches after every 700 new objects by default. That was a seventh of a Mooncake run, for nothing: it needs
 no more memory without any search."""
-_MANY_OBJECTS = 2_000_000
-"""Made in simulations that are over, as a rule, before it is time to search for them: some seconds of simulating."""
+_MANY_OBJECTS = 300_000
+"""Left by simulations that are over when it is time to search for them: some 40 MB, a tenth of a second."""
 _depth = 0
 """Of `rarely_collected` inside each other."""
 _num_unsearched = 0
-"""Objects made inside, since the last search of all."""
+"""Objects left inside, since the last search of all."""
 
 
 @contextmanager
