@@ -53,15 +53,18 @@ class _Node:
         self.itself = self
 
 
-def test_simulations_that_are_over_are_found_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once enough objects have come in; what one has left behind is put aside with everything else until then."""
-    monkeypatch.setattr(garbage, "_num_unsearched", 0)
-    monkeypatch.setattr(garbage, "_MANY_OBJECTS", 500)
+@pytest.mark.parametrize(("passed_s", "is_found"), [(9.0, False), (11.0, True)])
+def test_simulations_that_are_over_are_found_in_the_end(
+    passed_s: float, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has left behind is put aside with everything else, until ten seconds have been spent on simulations."""
+    monkeypatch.setattr(garbage, "_unsearched_s", 0.0)
     with rarely_collected():
         last = weakref.ref(_Node())
     with rarely_collected():
-        few = [_Node() for _ in range(1_000)]
-    assert last() is not None
+        assert last() is not None
+    monkeypatch.setattr(garbage, "_unsearched_s", passed_s)
     with rarely_collected():
-        assert last() is None
-    assert few
+        assert (last() is None) is is_found
+    del last
+    gc.collect()
